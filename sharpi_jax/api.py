@@ -1,0 +1,193 @@
+"""The facade that joins checkpoint and decode: `load` a file, then `Model.generate` and `Model.score`."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sharpi_jax import checkpoint
+from sharpi_jax.checkpoint.detokenizer import StreamingDetokenizer
+from sharpi_jax.decode.decoder import Decoder
+from sharpi_jax.decode.generate import stream
+from sharpi_jax.decode.options import DecodeOptions
+from sharpi_jax.decode.score import Scores, score
+from sharpi_jax.decode.stats import Statistics, StepRecord, Timing
+from sharpi_jax.errors import OptionError
+
+DTYPES = ("float32", "bfloat16")
+CACHE_DTYPES = ("float32", "float16", "bfloat16")
+SLICE_TOKENS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """The result of one run.
+
+    Attributes:
+      output_ids: what was emitted, never a stop token. text: its text, without a stop string and what follows it.
+      finish_reason: "stop" (a stop token or stop string), "length" (max_tokens) or "context" (no room left).
+      drafting: whether the MTP head drafted.
+      steps: one record per step, only when traced.
+      ctx_size: cache slots that were allocated.
+    """
+
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    drafting: bool
+    stats: Statistics
+    timing: Timing
+    steps: tuple[StepRecord, ...]
+    ctx_size: int
+
+
+class Model:
+    """A model file on a device.
+
+    Attributes:
+      path: the file. config: its shape. tokenizer, chat_template: its text side; the template may be None.
+      notes: one-line remarks for the user about what the file promises and does not hold.
+      decoder: the compiled side, for callers who want batches, scripted drafters or the state itself.
+    """
+
+    def __init__(self, read: checkpoint.Checkpoint, dtype: str, cache_dtype: str):
+        self.path = read.file.path
+        self.config = dataclasses.replace(read.config, dtype=dtype, cache_dtype=cache_dtype)
+        self.tokenizer = read.tokenizer
+        self.chat_template = read.chat_template
+        self.notes = read.notes
+        self.decoder = Decoder(read.params, self.config)
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether the file has an MTP head that can draft."""
+        return self.config.has_mtp
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        options: DecodeOptions | None = None,
+        *,
+        stop: Sequence[str] = (),
+        trace: bool = False,
+        on_text: Callable[[str], None] | None = None,
+        on_step: Callable[[StepRecord], None] | None = None,
+    ) -> Generation:
+        """Continues a prompt.
+
+        Args:
+          prompt: text (encoded with the file's tokenizer, BOS first where it wants one), or token ids as they are.
+          stop: strings that end the text before them.
+          trace: keep a record of every step. on_step: called with each record as it is made; implies one step a slice.
+          on_text: called with each piece of text as soon as it is certain.
+
+        Raises:
+          OptionError: the prompt or an option cannot be used; one sentence says why.
+        """
+        options = options or DecodeOptions()
+        if any(not s for s in stop):
+            raise OptionError("a stop string is empty; give at least one character.")
+        prompt_ids = self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
+        stepwise = trace or on_step is not None
+        stop_ids = self.tokenizer.stop_ids
+        text = _Text(self.tokenizer, stop, on_text)
+        steps: list[StepRecord] = []
+        slice_tokens = 1 if stepwise else SLICE_TOKENS if on_text or stop else max(options.max_tokens, 1)
+        for progress in stream(self.decoder, prompt_ids, options, stop_ids, slice_tokens=slice_tokens):
+            if progress.record is not None and stepwise:
+                steps.append(progress.record)
+                if on_step is not None:
+                    on_step(progress.record)
+            text.push(progress.new_ids)
+            if text.stopped:
+                break
+        text.finish()
+        return Generation(
+            prompt_ids=tuple(prompt_ids),
+            output_ids=tuple(text.ids),
+            text=text.text,
+            finish_reason="stop" if text.stopped else progress.finish_reason,
+            drafting=self.decoder.draft_length(options) > 0,
+            stats=progress.stats,
+            timing=progress.timing,
+            steps=tuple(steps) if trace else (),
+            ctx_size=self.decoder.slots(len(prompt_ids), options.max_tokens, options.ctx_size),
+        )
+
+    def score(self, token_ids: Sequence[int]) -> Scores:
+        """Logits [T, V], hidden [T, D] and MTP logits [T, V] of T given tokens, float32.
+
+        Raises:
+          OptionError: no tokens, more than the model's context, or an id outside the vocabulary.
+        """
+        return score(self.decoder, token_ids)
+
+
+def load(path: str | Path, *, dtype: str = "float32", cache_dtype: str = "float32") -> Model:
+    """Reads a GGUF file and puts its weights on the default device, packed as they are.
+
+    Args:
+      dtype: type of the operands of matrix products, one of DTYPES. cache_dtype: of keys and values, of CACHE_DTYPES.
+
+    Raises:
+      CheckpointError: the file cannot be used. OptionError: a type that is not offered.
+    """
+    for name, value, known in (("dtype", dtype, DTYPES), ("cache_dtype", cache_dtype, CACHE_DTYPES)):
+        if value not in known:
+            raise OptionError(f"{name} must be one of {', '.join(known)}, not {value!r}.")
+    return Model(checkpoint.read(path), dtype, cache_dtype)
+
+
+class _Text:
+    """Collects ids and text, holds back what may become a stop string, and cuts both where one appears."""
+
+    def __init__(
+        self, tokenizer: checkpoint.Tokenizer, stop: Sequence[str], on_text: Callable[[str], None] | None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = StreamingDetokenizer(tokenizer)
+        self._stop = tuple(stop)
+        self._on_text = on_text or (lambda piece: None)
+        self._shown = 0
+        self.ids: list[int] = []
+        self.text = ""
+        self.stopped = False
+
+    def push(self, ids: Sequence[int]) -> None:
+        for token in ids:
+            self.ids.append(token)
+            self._add(self._detokenizer.push([token]))
+            if self.stopped:
+                return
+
+    def finish(self) -> None:
+        if not self.stopped:
+            self._add(self._detokenizer.finish())
+        self._show(len(self.text))
+
+    def _add(self, piece: str) -> None:
+        # A stop string may have begun in text that is already held, but not in text that was shown.
+        self.text += piece
+        found = [at for s in self._stop if (at := self.text.find(s, self._shown)) >= 0]
+        if found:
+            self.text = self.text[: min(found)]
+            self.stopped = True
+            self._drop_ids()
+        else:
+            self._show(len(self.text) - self._held())
+
+    def _held(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        longest = max((len(s) for s in self._stop), default=1) - 1
+        ends = range(min(longest, len(self.text) - self._shown), 0, -1)
+        return next((n for n in ends if any(s.startswith(self.text[-n:]) for s in self._stop)), 0)
+
+    def _show(self, end: int) -> None:
+        if end > self._shown:
+            self._on_text(self.text[self._shown : end])
+            self._shown = end
+
+    def _drop_ids(self) -> None:
+        """Keeps the fewest ids whose text holds all that is kept of the text."""
+        while self.ids and len(self._tokenizer.decode(self.ids[:-1])) >= len(self.text):
+            self.ids.pop()

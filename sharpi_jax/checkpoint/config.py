@@ -1,0 +1,152 @@
+"""The model's shape, from a GGUF's metadata (and, for the MTP block, from which tensors are there)."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sharpi_jax.checkpoint.gguf_file import GGUFFile
+from sharpi_jax.errors import CheckpointError
+from sharpi_jax.model.config import LayerKind, ModelConfig
+
+ARCHITECTURES = ("qwen35",)
+_NEXTN = re.compile(r"blk\.(\d+)\.nextn\.")
+
+
+def read_config(file: GGUFFile) -> tuple[ModelConfig, tuple[str, ...]]:
+    """The configuration, and remarks for the user about what the file promises and does not hold.
+
+    Raises:
+      CheckpointError: an unsupported architecture or variant, or a key that is missing or does not fit the others.
+    """
+    architecture = file.metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{file.path}: architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}."
+        )
+    keys = _Keys(file, str(architecture))
+    trunk_layers, has_mtp, notes = _count_layers(file, keys)
+    config = ModelConfig(
+        architecture=str(architecture),
+        layer_kinds=_layer_kinds(keys, trunk_layers),
+        has_mtp=has_mtp,
+        width=keys.size("embedding_length"),
+        vocab_size=_vocabulary(file),
+        context_length=keys.size("context_length"),
+        ffn_width=keys.size("feed_forward_length"),
+        heads=keys.size("attention.head_count"),
+        key_heads=keys.size("attention.head_count_kv"),
+        head_dim=keys.size("attention.key_length"),
+        rope_dims=keys.size("rope.dimension_count", default=keys.size("attention.key_length")),
+        rope_base=keys.number("rope.freq_base"),
+        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        delta_heads=keys.size("ssm.time_step_rank"),
+        delta_key_heads=keys.size("ssm.group_count"),
+        delta_head_dim=keys.size("ssm.state_size"),
+        conv_taps=keys.size("ssm.conv_kernel"),
+    )
+    _check(keys, config)
+    return config, notes
+
+
+class _Keys:
+    """The architecture's own metadata keys, each with a clear complaint when it is missing or of the wrong kind."""
+
+    def __init__(self, file: GGUFFile, architecture: str):
+        self._metadata: Mapping[str, Any] = file.metadata
+        self._path = file.path
+        self._prefix = architecture
+
+    def get(self, key: str) -> Any:
+        return self._metadata.get(f"{self._prefix}.{key}")
+
+    def fault(self, key: str, problem: str) -> CheckpointError:
+        return CheckpointError(f"{self._path}: metadata key {self._prefix}.{key} {problem}.")
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.fault(key, "is missing")
+        values = np.unique(np.asarray(value).ravel())  # some architectures store one value per layer
+        if values.size != 1 or values.dtype.kind not in "iuf":
+            raise self.fault(key, "must be one number; values that differ by layer are not supported")
+        return float(values[0])
+
+    def size(self, key: str, default: int | None = None) -> int:
+        value = self.number(key, default)
+        if not (value.is_integer() and 1 <= value < 2**31):
+            raise self.fault(key, f"is {value:g}, not a positive whole number")
+        return int(value)
+
+
+def _count_layers(file: GGUFFile, keys: _Keys) -> tuple[int, bool, tuple[str, ...]]:
+    """Trunk layers, whether an MTP block is there to use, and remarks where metadata and tensors disagree."""
+    blocks = keys.size("block_count")
+    promised = int(keys.number("nextn_predict_layers", default=0))
+    found = sorted({int(m.group(1)) for name in file.tensors if (m := _NEXTN.match(name))})
+    if promised < 0 or promised >= blocks:
+        raise keys.fault("nextn_predict_layers", f"is {promised}, which leaves no trunk in {blocks} blocks")
+    if promised:
+        trunk_layers = blocks - promised
+        if not found:
+            return trunk_layers, False, (f"the metadata promises {promised} MTP layer(s), but the tensors are absent",)
+        if found[0] != trunk_layers:
+            raise keys.fault("nextn_predict_layers", f"puts the MTP head in block {trunk_layers}, not {found[0]}")
+        more = (f"the file has {promised} MTP layers; only the first is used",) if promised > 1 else ()
+        return trunk_layers, True, more
+    if not found:
+        return blocks, False, ()
+    if found[0] not in (blocks - len(found), blocks):
+        raise CheckpointError(f"{file.path}: block {found[0]} holds an MTP head, but it is not the last of {blocks}.")
+    return found[0], True, (f"the metadata does not mention the MTP head found in block {found[0]}; it is used",)
+
+
+def _layer_kinds(keys: _Keys, layers: int) -> tuple[LayerKind, ...]:
+    recurrent = keys.get("attention.recurrent_layers")
+    if recurrent is None:
+        interval = keys.size("full_attention_interval", default=4)
+        return tuple("attention" if (i + 1) % interval == 0 else "delta" for i in range(layers))
+    flags = np.asarray(recurrent)
+    flags = np.full(layers, bool(flags)) if flags.ndim == 0 else flags
+    if flags.dtype.kind not in "b" or flags.size < layers:
+        raise keys.fault("attention.recurrent_layers", f"must hold a true or false for each of {layers} layers")
+    return tuple("delta" if flag else "attention" for flag in flags[:layers])
+
+
+def _vocabulary(file: GGUFFile) -> int:
+    table = file.tensors.get("token_embd.weight")
+    if table is None or len(table.dims) != 2:
+        raise CheckpointError(f"{file.path}: tensor token_embd.weight is missing or is not a table.")
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if tokens is not None and len(tokens) != table.dims[1]:
+        raise CheckpointError(
+            f"{file.path}: the tokenizer has {len(tokens)} tokens, but token_embd.weight has {table.dims[1]} rows."
+        )
+    return table.dims[1]
+
+
+def _check(keys: _Keys, cfg: ModelConfig) -> None:
+    """Refuses what the equations here do not cover, by the key that asks for it."""
+    if keys.size("attention.value_length", default=cfg.head_dim) != cfg.head_dim:
+        raise keys.fault("attention.value_length", "must equal attention.key_length")
+    if cfg.heads % cfg.key_heads:
+        raise keys.fault("attention.head_count", "must be a multiple of attention.head_count_kv")
+    if cfg.delta_heads % cfg.delta_key_heads:
+        raise keys.fault("ssm.time_step_rank", "must be a multiple of ssm.group_count")
+    if keys.size("ssm.inner_size") != cfg.delta_heads * cfg.delta_head_dim:
+        raise keys.fault("ssm.inner_size", "must equal ssm.time_step_rank * ssm.state_size")
+    if cfg.conv_taps < 2:
+        raise keys.fault("ssm.conv_kernel", "must be at least 2")
+    if cfg.rope_dims % 2 or cfg.rope_dims > cfg.head_dim:
+        raise keys.fault("rope.dimension_count", "must be even and at most attention.key_length")
+    sections = keys.get("rope.dimension_sections")
+    if sections is not None and int(np.sum(sections)) < cfg.rope_dims // 2:
+        raise keys.fault("rope.dimension_sections", "must cover half of rope.dimension_count")
+    scaling = keys.get("rope.scaling.type")
+    if scaling not in (None, "none"):
+        raise keys.fault("rope.scaling.type", f"asks for {scaling!r} scaling, which is not supported")
+    if not 0 < cfg.norm_eps < 1 or not cfg.rope_base > 1:
+        raise keys.fault("attention.layer_norm_rms_epsilon", "or rope.freq_base is out of range")

@@ -1,0 +1,90 @@
+"""The tensor-name table: which GGUF tensor fills which field, with which dimensions. Checked both ways in weights.py.
+
+Our own, since gguf 0.19 lists no nextn tensors for this architecture. Dimensions are in GGUF order (input features
+first), spelt with the letters of `sizes`.
+"""
+
+import dataclasses
+from typing import Literal
+
+from sharpi_jax.model.config import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """One row of the table.
+
+    Attributes:
+      field: the field of the params dataclass. suffix: the tensor's name, less its block prefix.
+      dims: letters of `sizes`, GGUF order, separated by spaces.
+      kind: "matrix" stays packed; "vector" becomes float32.
+      fallback: for an optional tensor, the whole name of the one that stands in.
+    """
+
+    field: str
+    suffix: str
+    dims: str
+    kind: Literal["matrix", "vector"] = "matrix"
+    fallback: tuple[str, ...] = ()
+
+
+MODEL = (
+    Tensor("embed", "token_embd.weight", "D V"),
+    Tensor("final_norm", "output_norm.weight", "D", "vector"),
+    Tensor("head", "output.weight", "D V", fallback=("token_embd.weight",)),
+)
+LAYER = (
+    Tensor("mixer_norm", "attn_norm.weight", "D", "vector"),
+    Tensor("ffn_norm", "post_attention_norm.weight", "D", "vector"),
+)
+ATTENTION = (
+    Tensor("q", "attn_q.weight", "D 2HE"),
+    Tensor("k", "attn_k.weight", "D NE"),
+    Tensor("v", "attn_v.weight", "D NE"),
+    Tensor("out", "attn_output.weight", "HE D"),
+    Tensor("q_norm", "attn_q_norm.weight", "E", "vector"),
+    Tensor("k_norm", "attn_k_norm.weight", "E", "vector"),
+)
+DELTA = (
+    Tensor("qkv", "attn_qkv.weight", "D C"),
+    Tensor("gate", "attn_gate.weight", "D dHE"),
+    Tensor("alpha", "ssm_alpha.weight", "D dH"),
+    Tensor("beta", "ssm_beta.weight", "D dH"),
+    Tensor("a", "ssm_a", "dH", "vector"),
+    Tensor("dt", "ssm_dt.bias", "dH", "vector"),
+    Tensor("conv", "ssm_conv1d.weight", "J C", "vector"),
+    Tensor("norm", "ssm_norm.weight", "dE", "vector"),
+    Tensor("out", "ssm_out.weight", "dHE D"),
+)
+FEED_FORWARD = (
+    Tensor("gate", "ffn_gate.weight", "D F"),
+    Tensor("up", "ffn_up.weight", "D F"),
+    Tensor("down", "ffn_down.weight", "F D"),
+)
+MTP = (
+    Tensor("proj", "nextn.eh_proj.weight", "2D D"),
+    Tensor("embed_norm", "nextn.enorm.weight", "D", "vector"),
+    Tensor("hidden_norm", "nextn.hnorm.weight", "D", "vector"),
+    Tensor("head_norm", "nextn.shared_head_norm.weight", "D", "vector", fallback=("output_norm.weight",)),
+    Tensor("embed", "nextn.embed_tokens.weight", "D V", fallback=("token_embd.weight",)),
+    Tensor("head", "nextn.shared_head_head.weight", "D V", fallback=("output.weight", "token_embd.weight")),
+)
+
+
+def sizes(cfg: ModelConfig) -> dict[str, int]:
+    """What each letter of the table stands for; a leading d marks the Gated DeltaNet's own heads."""
+    return {
+        "D": cfg.width,
+        "2D": 2 * cfg.width,
+        "V": cfg.vocab_size,
+        "F": cfg.ffn_width,
+        "E": cfg.head_dim,
+        "HE": cfg.heads * cfg.head_dim,
+        "2HE": 2 * cfg.heads * cfg.head_dim,
+        "NE": cfg.key_heads * cfg.head_dim,
+        "C": cfg.conv_channels,
+        "J": cfg.conv_taps,
+        "dH": cfg.delta_heads,
+        "dE": cfg.delta_head_dim,
+        "dHE": cfg.delta_heads * cfg.delta_head_dim,
+    }

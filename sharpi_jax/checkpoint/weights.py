@@ -1,0 +1,106 @@
+"""Fills the params from a GGUF's tensors: no field unfilled, and no tensor left unused in silence."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from sharpi_jax.checkpoint import names
+from sharpi_jax.checkpoint.gguf_file import GGUFFile
+from sharpi_jax.errors import CheckpointError
+from sharpi_jax.model.config import LayerKind, ModelConfig
+from sharpi_jax.model.params import (
+    AttentionParams,
+    DeltaParams,
+    FeedForwardParams,
+    LayerParams,
+    ModelParams,
+    MtpParams,
+)
+from sharpi_jax.quant import Packed, pack
+
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+
+
+def read_weights(file: GGUFFile, cfg: ModelConfig) -> ModelParams:
+    """Every tensor of the model, packed as in the file, on the device.
+
+    Raises:
+      CheckpointError: a tensor is missing, has other dimensions or a type that is not supported, or is not known.
+    """
+    return _Reader(file, cfg).model()
+
+
+class _Reader:
+    def __init__(self, file: GGUFFile, cfg: ModelConfig):
+        self._file = file
+        self._cfg = cfg
+        self._sizes = names.sizes(cfg)
+        self._loaded: dict[str, Packed | jax.Array] = {}
+
+    def model(self) -> ModelParams:
+        if "blk.0.attn_norm.weight" not in self._file.tensors and self._cfg.has_mtp:
+            raise CheckpointError(f"{self._file.path} holds only an MTP head; give the file that holds the trunk.")
+        top = self._fill(names.MODEL, "")
+        layers = tuple(self._layer(i, kind) for i, kind in enumerate(self._cfg.layer_kinds))
+        mtp = None
+        if self._cfg.has_mtp:
+            block = len(layers)
+            mtp = MtpParams(layer=self._layer(block, "attention"), **self._fill(names.MTP, f"blk.{block}."))
+        self._refuse_unused()
+        return ModelParams(layers=layers, mtp=mtp, **top)
+
+    def _layer(self, index: int, kind: LayerKind) -> LayerParams:
+        prefix = f"blk.{index}."
+        mixer: AttentionParams | DeltaParams
+        if kind == "attention":
+            mixer = AttentionParams(**self._fill(names.ATTENTION, prefix))
+        else:
+            mixer = DeltaParams(**self._fill(names.DELTA, prefix))
+        ffn = FeedForwardParams(**self._fill(names.FEED_FORWARD, prefix))
+        return LayerParams(mixer=mixer, ffn=ffn, **self._fill(names.LAYER, prefix))
+
+    def _fill(self, table: Sequence[names.Tensor], prefix: str) -> dict[str, Any]:
+        return {row.field: self._tensor(row, prefix + row.suffix) for row in table}
+
+    def _tensor(self, row: names.Tensor, name: str) -> Packed | jax.Array:
+        present = [n for n in (name, *row.fallback) if n in self._file.tensors]
+        if not present:
+            raise CheckpointError(f"{self._file.path}: tensor {name} is missing.")
+        name = present[0]
+        if name not in self._loaded:
+            self._loaded[name] = self._load(row, name)
+        return self._loaded[name]
+
+    def _load(self, row: names.Tensor, name: str) -> Packed | jax.Array:
+        info = self._file.tensors[name]
+        expected = tuple(self._sizes[letter] for letter in row.dims.split())
+        if info.dims != expected:
+            raise CheckpointError(
+                f"{self._file.path}: tensor {name} has dimensions {list(info.dims)}; "
+                f"the metadata ask for {list(expected)}."
+            )
+        raw = self._file.raw(name)
+        if row.kind == "matrix":
+            return pack(raw, info.type_name, name)
+        values = dequantize(raw, GGMLQuantizationType[info.type_name])
+        return jnp.asarray(np.ascontiguousarray(values, np.float32))
+
+    def _refuse_unused(self) -> None:
+        """Names what the table does not know. Blocks past the trunk are exempt where config.py has told the user."""
+        limit = len(self._cfg.layer_kinds) + (1 if self._cfg.has_mtp else 0)
+        unused = [
+            name
+            for name in self._file.tensors
+            if name not in self._loaded and not ((m := _BLOCK.match(name)) and int(m.group(1)) >= limit)
+        ]
+        if unused:
+            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+            raise CheckpointError(
+                f"{self._file.path}: tensor {unused[0]}{more} is not known for architecture {self._cfg.architecture}."
+            )

@@ -1,0 +1,122 @@
+"""Decoding one prompt in slices, and reading out what the loop did."""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+
+from sharpi_jax.decode.decoder import Decoder, make_controls
+from sharpi_jax.decode.options import DecodeOptions
+from sharpi_jax.decode.programs import Programs
+from sharpi_jax.decode.state import FINISH_REASONS, DecodeState, LastStep
+from sharpi_jax.decode.stats import Statistics, StepRecord, Timing
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What one slice of the loop added to a row, and where the row stands.
+
+    Attributes:
+      new_ids: tokens emitted by this slice. finish_reason: "" while the row runs.
+      record: what the slice's last step did; None when it made no step.
+    """
+
+    new_ids: tuple[int, ...]
+    finish_reason: str
+    stats: Statistics
+    timing: Timing
+    record: StepRecord | None
+
+
+def stream(
+    decoder: Decoder, prompt: Sequence[int], options: DecodeOptions, stop_ids: Sequence[int], *, slice_tokens: int
+) -> Iterator[Progress]:
+    """Decodes one prompt, yielding after each slice of at least `slice_tokens` tokens; the last has a finish reason.
+
+    The first Progress comes right after prefill, with no tokens. A slice of 1 is exactly one step, which is what the
+    trace is made of.
+
+    Raises:
+      OptionError: the prompt is empty, does not fit, or holds an id outside the vocabulary; or no head can draft.
+    """
+    K = decoder.draft_length(options)
+    slots = decoder.slots(len(prompt), options.max_tokens, options.ctx_size)
+    controls = make_controls([options.spec_draft_p_min], stop_ids, ignore_eos=options.ignore_eos)
+    clock = _Clock(decoder.programs)
+    state = jax.block_until_ready(decoder.prefill([prompt], [options.max_tokens], slots, controls, K=K))
+    timing = Timing(prefill_tokens=len(prompt), prefill_s=clock.run_s(), compile_s=clock.compile_s())
+    progress = _progress(state, 0, timing, stepped=False)
+    yield progress
+    while not progress.finish_reason:
+        out = timing.decode_tokens
+        clock = _Clock(decoder.programs)
+        state = jax.block_until_ready(decoder.advance(state, controls, out + slice_tokens))
+        timing = dataclasses.replace(
+            timing,
+            decode_tokens=int(state.emitted[0]),
+            decode_s=timing.decode_s + clock.run_s(),
+            compile_s=timing.compile_s + clock.compile_s(),
+        )
+        progress = _progress(state, out, timing, stepped=True)
+        yield progress
+
+
+def row_statistics(state: DecodeState, row: int) -> Statistics:
+    """One row's counts, fetched from the device."""
+    counters = jax.device_get(state.counters)
+    accepted = counters.accepted_per_position[row]
+    drafted = counters.drafted_per_position[row]
+    by_argmax = int(counters.accepted_argmax[row])
+    return Statistics(
+        steps=int(counters.steps[row]),
+        drafted=int(drafted.sum()),
+        accepted=int(accepted.sum()),
+        accepted_argmax=by_argmax,
+        accepted_p_min=int(accepted.sum()) - by_argmax,
+        drafted_per_position=tuple(map(int, drafted)),
+        accepted_per_position=tuple(map(int, accepted)),
+    )
+
+
+class _Clock:
+    """Seconds since it was made, those spent compiling apart."""
+
+    def __init__(self, programs: Programs):
+        self._programs = programs
+        self._compile_s = programs.compile_s
+        self._began = time.perf_counter()
+
+    def compile_s(self) -> float:
+        return self._programs.compile_s - self._compile_s
+
+    def run_s(self) -> float:
+        return time.perf_counter() - self._began - self.compile_s()
+
+
+def _progress(state: DecodeState, out: int, timing: Timing, *, stepped: bool) -> Progress:
+    tokens, start, end, finish, next_token = (
+        np.asarray(x)[0] for x in (state.tokens, state.prompt_length, state.length, state.finish, state.next_token)
+    )
+    return Progress(
+        new_ids=tuple(map(int, tokens[start + out : end])),
+        finish_reason=FINISH_REASONS[int(finish)],
+        stats=row_statistics(state, 0),
+        timing=timing,
+        record=_record(jax.device_get(state.last), int(next_token)) if stepped else None,
+    )
+
+
+def _record(last: LastStep, next_token: int) -> StepRecord:
+    k = int(last.proposed[0])
+    return StepRecord(
+        position=int(last.position[0]),
+        token=int(last.token[0]),
+        drafts=tuple(map(int, last.drafts[0, :k])),
+        probabilities=tuple(map(float, last.probability[0, :k])),
+        argmax=tuple(map(bool, last.is_argmax[0, :k])),
+        accepted=int(last.accepted[0]),
+        passed=int(last.passed[0]),
+        next_token=next_token,
+    )

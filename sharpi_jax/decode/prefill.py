@@ -1,0 +1,115 @@
+"""Prefill: a prompt through the trunk, and through the MTP block, in chunks of a few fixed widths.
+
+The trunk's and the block's chunks are separate programs, so that the trunk's caches have the same bits whether or not
+there is drafting.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from sharpi_jax.decode.state import Controls, DecodeState, finish_code, init_counters, init_last_step, suppress
+from sharpi_jax.model.cache import KVCache, TrunkCache
+from sharpi_jax.model.config import ModelConfig
+from sharpi_jax.model.mtp import mtp_block
+from sharpi_jax.model.params import ModelParams
+from sharpi_jax.model.rope import RopeTable
+from sharpi_jax.model.trunk import head, trunk
+from sharpi_jax.model.window import window_at
+
+CHUNKS = (16, 64, 256)
+
+
+def chunk_plan(length: int) -> list[tuple[int, int]]:
+    """(start, width) of the chunks that cover `length` positions: the largest width, then one that fits the rest."""
+    plan, start = [], 0
+    while start < length:
+        width = next((w for w in CHUNKS if w >= length - start), CHUNKS[-1])
+        plan.append((start, width))
+        start += width
+    return plan
+
+
+def prefill_trunk(
+    params: ModelParams,
+    cache: TrunkCache,
+    last: jax.Array,
+    tokens: jax.Array,
+    start: jax.Array,
+    count: jax.Array,
+    *,
+    cfg: ModelConfig,
+) -> tuple[TrunkCache, jax.Array, jax.Array]:
+    """One chunk through the trunk.
+
+    Args:
+      last: [B, D], hidden of the position before the chunk (zeros at the start).
+      tokens: [B, T], of which the first `count` [B] are valid, at positions from `start` [B].
+
+    Returns:
+      the caches, hidden [B, T, D], and `last` after the chunk.
+    """
+    window = window_at(start, count, tokens.shape[1], row_exact=False)
+    hidden, cache = trunk(params, cfg, tokens, cache, window)
+    newest = jnp.take_along_axis(hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
+    return cache, hidden, jnp.where((count > 0)[:, None], newest, last)
+
+
+def prefill_mtp(
+    params: ModelParams,
+    cache: KVCache,
+    rope: RopeTable,
+    before: jax.Array,
+    hidden: jax.Array,
+    tokens: jax.Array,
+    start: jax.Array,
+    count: jax.Array,
+    *,
+    cfg: ModelConfig,
+) -> tuple[KVCache, jax.Array]:
+    """One chunk through the MTP block: `hidden` [B, T, D] is the trunk's of this chunk, `before` [B, D] the one before.
+
+    Returns the cache and the block's hidden [B, T, D].
+    """
+    assert params.mtp is not None
+    shifted = jnp.concatenate([before[:, None], hidden[:, :-1]], axis=1)
+    window = window_at(start, count, tokens.shape[1], row_exact=False)
+    out, cache = mtp_block(params.mtp, cfg, tokens, shifted, cache, window, rope)
+    return cache, out
+
+
+def begin(
+    params: ModelParams,
+    trunk_cache: TrunkCache,
+    mtp_cache: KVCache | None,
+    last: jax.Array,
+    tokens: jax.Array,
+    length: jax.Array,
+    budget: jax.Array,
+    controls: Controls,
+    *,
+    cfg: ModelConfig,
+    K: int,
+) -> DecodeState:
+    """The loop's first state, from the caches after the prompt.
+
+    Args:
+      last: [B, D], the hidden of each prompt's last position. tokens: [B, S]; length: [B], prompt lengths, >= 1.
+      budget: [B], tokens to emit at most.
+    """
+    B, S = tokens.shape
+    logits = suppress(head(params.head, cfg, last), controls)
+    next_token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    return DecodeState(
+        tokens=tokens,
+        prompt_length=length,
+        length=length,
+        budget=budget,
+        next_token=next_token,
+        window_hidden=jnp.pad(last[:, None], ((0, 0), (0, K), (0, 0))),
+        accepted=jnp.zeros(B, jnp.int32),
+        finish=finish_code(next_token, length, budget, S, controls),
+        trunk=trunk_cache,
+        mtp=mtp_cache,
+        counters=init_counters(B, K),
+        last=init_last_step(B, K),
+    )

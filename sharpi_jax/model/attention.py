@@ -1,0 +1,65 @@
+"""Gated full attention with a per-row cache.
+
+What must not be got wrong: a query row's bits must not depend on how many rows the window has. One einsum over a window
+of T rows does (XLA chooses another kernel by T), so decode windows go one query row at a time; prompts, whose shape is
+the same with and without drafting, take the single einsum.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sharpi_jax.model.cache import KVCache
+from sharpi_jax.model.config import ModelConfig
+from sharpi_jax.model.norms import rms_norm, row_sum
+from sharpi_jax.model.params import AttentionParams
+from sharpi_jax.model.rope import RopeTable, rotate
+from sharpi_jax.model.window import Window
+from sharpi_jax.quant import matmul
+
+_PRECISION = lax.Precision.HIGHEST
+
+
+def attention(
+    p: AttentionParams, cfg: ModelConfig, y: jax.Array, cache: KVCache, window: Window, rope: RopeTable
+) -> tuple[jax.Array, KVCache]:
+    """One attention mixer: y [B, T, D] normed input -> ([B, T, D], cache with the window's valid positions written)."""
+    B, T, _ = y.shape
+    q_gate = matmul(y, p.q, cfg.dtype).reshape(B, T, cfg.heads, 2, cfg.head_dim)
+    q = rotate(rms_norm(q_gate[..., 0, :], p.q_norm, cfg.norm_eps), rope, window.positions)
+    k = matmul(y, p.k, cfg.dtype).reshape(B, T, cfg.key_heads, cfg.head_dim)
+    k = rotate(rms_norm(k, p.k_norm, cfg.norm_eps), rope, window.positions)
+    v = matmul(y, p.v, cfg.dtype).reshape(B, T, cfg.key_heads, cfg.head_dim)
+    cache = _write(cache, k, v, window)
+
+    q = q.reshape(B, T, cfg.key_heads, cfg.heads // cfg.key_heads, cfg.head_dim) * cfg.head_dim**-0.5
+    if window.row_exact:
+        per_row = lax.map(
+            lambda row: _attend(row[0][:, None], row[1][:, None], cache)[:, 0],
+            (jnp.moveaxis(q, 1, 0), jnp.moveaxis(window.positions, 1, 0)),
+        )
+        mixed = jnp.moveaxis(per_row, 0, 1)
+    else:
+        mixed = _attend(q, window.positions, cache)
+    mixed = mixed.reshape(B, T, -1) * jax.nn.sigmoid(q_gate[..., 1, :].reshape(B, T, -1))
+    return matmul(mixed, p.out, cfg.dtype), cache
+
+
+def _write(cache: KVCache, k: jax.Array, v: jax.Array, window: Window) -> KVCache:
+    """Stores [B, T, N, E] keys and values at the window's slots; padding goes to slot S, which `drop` discards."""
+    slots = jnp.where(window.valid, window.positions, cache.k.shape[1])
+    rows = jnp.arange(k.shape[0])[:, None]
+    return KVCache(
+        cache.k.at[rows, slots].set(k.astype(cache.k.dtype), mode="drop"),
+        cache.v.at[rows, slots].set(v.astype(cache.v.dtype), mode="drop"),
+    )
+
+
+def _attend(q: jax.Array, positions: jax.Array, cache: KVCache) -> jax.Array:
+    """Causal grouped attention over the cache: q [B, T, N, G, E], positions [B, T] -> [B, T, N, G, E]."""
+    k, v = cache.k.astype(jnp.float32), cache.v.astype(jnp.float32)
+    scores = jnp.einsum("btnge,bsne->btngs", q, k, precision=_PRECISION)
+    visible = jnp.arange(k.shape[1])[None, None, :] <= positions[:, :, None]
+    scores = jnp.where(visible[:, :, None, None, :], scores, -jnp.inf)
+    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    return jnp.einsum("btngs,bsne->btnge", weights, v, precision=_PRECISION) / row_sum(weights)

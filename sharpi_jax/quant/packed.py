@@ -1,0 +1,67 @@
+"""The packed weight: one pytree leaf per tensor, with its block format beside it as static data."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from sharpi_jax.errors import CheckpointError
+from sharpi_jax.quant.formats import FORMATS, BlockFormat
+
+
+@struct.dataclass
+class Packed:
+    """A weight matrix [N, K] of N output and K input features, in the file's own encoding.
+
+    Attributes:
+      blocks: [N, K] for plain floats, [N, bytes per row] uint8 for block formats; leading axes are allowed.
+      format: name of the block format, a key of FORMATS.
+    """
+
+    blocks: jax.Array
+    format: str = struct.field(pytree_node=False)
+
+    @property
+    def block_format(self) -> BlockFormat:
+        return FORMATS[self.format]
+
+    @property
+    def in_features(self) -> int:
+        """K."""
+        fmt = self.block_format
+        return int(self.blocks.shape[-1]) // (1 if fmt.is_plain else fmt.block_bytes) * fmt.block_size
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return int(self.blocks.shape[-2])
+
+
+def pack(raw: np.ndarray, type_name: str, tensor: str) -> Packed:
+    """A tensor's bytes, put on the device as they are.
+
+    Args:
+      raw: [N, bytes per row] uint8, as it lies in the file.
+      type_name: ggml's name of its type.
+      tensor: the tensor's name, for the message.
+
+    Raises:
+      CheckpointError: the type is not supported.
+    """
+    fmt = FORMATS.get(type_name)
+    if fmt is None:
+        raise CheckpointError(
+            f"tensor {tensor} has type {type_name}, which is not supported; "
+            f"requantise the file to one of {', '.join(FORMATS)}."
+        )
+    return Packed(jnp.asarray(raw.view(jnp.dtype(fmt.dtype))), type_name)
+
+
+def dequantise(weight: Packed) -> jax.Array:
+    """All of a weight as float32 [..., N, K], bit-exact (see formats.py)."""
+    fmt = weight.block_format
+    if fmt.is_plain:
+        return fmt.decode(weight.blocks)
+    *lead, width = weight.blocks.shape
+    values = fmt.decode(weight.blocks.reshape(*lead, width // fmt.block_bytes, fmt.block_bytes))
+    return values.reshape(*lead, weight.in_features)

@@ -1,0 +1,25 @@
+"""One compilation cache per test session, shared by the workers and by the command-line subprocesses."""
+
+import os
+import tempfile
+from pathlib import Path
+
+# Set before JAX is imported. pytest-xdist's workers inherit it from the controller, subprocesses from the workers.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="sharpi-jax-test-cache-"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of the fixture models and their reference outputs."""
+    return DATA

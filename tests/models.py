@@ -1,0 +1,52 @@
+"""The fixture models, each read once per test process, and decoders that share their compiled programs."""
+
+import functools
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from sharpi_jax import checkpoint
+from sharpi_jax.decode.decoder import Decoder
+from sharpi_jax.decode.state import DecodeState
+from sharpi_jax.model.cache import DeltaState, KVCache
+
+DATA = Path(__file__).parent / "data"
+
+
+@functools.cache
+def read(name: str) -> checkpoint.Checkpoint:
+    """A fixture GGUF by its name without the ending."""
+    return checkpoint.read(DATA / f"{name}.gguf")
+
+
+@functools.cache
+def decoder(name: str) -> Decoder:
+    """A decoder on a fixture's weights."""
+    found = read(name)
+    return Decoder(found.params, found.config)
+
+
+@functools.cache
+def reference(name: str) -> dict[str, np.ndarray]:
+    """A fixture's reference arrays, by the name of the .ref.npz file."""
+    with np.load(DATA / f"{name}.ref.npz") as arrays:
+        return {key: arrays[key] for key in arrays.files}
+
+
+def committed(state: DecodeState, row: int) -> list[np.ndarray]:
+    """Every committed array of one row's trunk caches: keys and values below length, conv window, delta state."""
+    arrays: list[np.ndarray] = []
+    length = int(state.length[row])
+    for layer in jax.device_get(state.trunk.layers):
+        match layer:
+            case KVCache():
+                arrays += [layer.k[row, :length], layer.v[row, :length]]
+            case DeltaState():
+                arrays += [layer.conv[row], layer.recurrent[row]]
+    return arrays
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Equal shape, type and bytes: -0.0 differs from 0.0, and a NaN equals itself."""
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()

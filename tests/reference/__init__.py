@@ -1,0 +1,1 @@
+"""A float64 NumPy reading of the model and of the decode rule, sharing no code with the package under test."""

@@ -1,0 +1,72 @@
+"""The promise of p_min = 1: ids and every committed cache position have the bits of decoding without drafts."""
+
+import jax
+import models
+import numpy as np
+import pytest
+from scripted import ScriptedDrafter
+
+from sharpi_jax.decode.decoder import make_controls
+
+ROWS, SLOTS, PROMPTS, LONGEST = 8, 128, 200, 40
+MODEL = "qwen35-tiny-f32"
+
+
+def random_prompts(seed: int, count: int = PROMPTS) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 470, rng.integers(1, LONGEST)).tolist() for _ in range(count)]
+
+
+def run(decoder, prompts, budgets, K, drafter=None, p_min=1.0):
+    controls = make_controls([p_min] * len(prompts), [])
+    state = decoder.prefill(prompts, budgets, SLOTS, controls, K=K)
+    return decoder.advance(state, controls, SLOTS, drafter)
+
+
+def script(plain, rng, K):
+    """Forces a random accepted count in every step, 0 and K included."""
+    truth = np.asarray(plain.tokens)
+    return ScriptedDrafter(truth, rng.integers(0, K + 1, truth.shape, np.int32), (truth + 1) % 470)
+
+
+def assert_same(plain, drafted, rows=ROWS):
+    plain, drafted = jax.device_get((plain, drafted))
+    for row in range(rows):
+        length = plain.length[row]
+        assert drafted.length[row] == length
+        assert models.same_bits(drafted.tokens[row, :length], plain.tokens[row, :length])
+        assert drafted.next_token[row] == plain.next_token[row]
+        for a, b in zip(models.committed(plain, row), models.committed(drafted, row), strict=True):
+            assert models.same_bits(a, b)
+
+
+@pytest.fixture(scope="module")
+def plain_runs():
+    """Plain decoding of 200 random prompts of 1 to 39 tokens, 1 to 40 tokens each, in batches of 8 rows."""
+    rng = np.random.default_rng(1)
+    prompts = random_prompts(0)
+    runs = []
+    for first in range(0, PROMPTS, ROWS):
+        batch = prompts[first : first + ROWS]
+        budgets = rng.integers(1, 41, ROWS).tolist()
+        runs.append((batch, budgets, run(models.decoder(MODEL), batch, budgets, 0)))
+    return runs
+
+
+@pytest.mark.parametrize("K", range(1, 9))
+def test_scripted_counts_leave_the_bits_of_plain_decoding(plain_runs, K):
+    rng = np.random.default_rng(K)
+    counts = np.zeros(K + 1, int)
+    for prompts, budgets, plain in plain_runs:
+        drafted = run(models.decoder(MODEL), prompts, budgets, K, script(plain, rng, K))
+        assert_same(plain, drafted)
+        per_position = np.asarray(drafted.counters.accepted_per_position).sum(0)
+        full = np.concatenate([[int(np.asarray(drafted.counters.steps).sum())], per_position])
+        counts += full - np.append(per_position, 0)
+    assert (counts > 0).all(), f"steps by accepted count: {counts}"
+
+
+@pytest.mark.parametrize("K", range(1, 9))
+def test_mtp_drafts_leave_the_bits_of_plain_decoding(plain_runs, K):
+    for prompts, budgets, plain in plain_runs:
+        assert_same(plain, run(models.decoder(MODEL), prompts, budgets, K))
