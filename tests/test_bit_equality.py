@@ -1,12 +1,15 @@
 """The promise of p_min = 1: ids and every committed cache position have the bits of decoding without drafts."""
 
+import dataclasses
+
 import jax
 import models
 import numpy as np
 import pytest
+import synthetic
 from scripted import ScriptedDrafter
 
-from sharpi_jax.decode.decoder import make_controls
+from sharpi_jax.decode.decoder import Decoder, make_controls
 
 ROWS, SLOTS, PROMPTS, LONGEST = 8, 128, 200, 40
 MODEL = "qwen35-tiny-f32"
@@ -70,3 +73,53 @@ def test_scripted_counts_leave_the_bits_of_plain_decoding(plain_runs, K):
 def test_mtp_drafts_leave_the_bits_of_plain_decoding(plain_runs, K):
     for prompts, budgets, plain in plain_runs:
         assert_same(plain, run(models.decoder(MODEL), prompts, budgets, K))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "cache_dtype"),
+    [
+        ("qwen35-tiny-bf16", "float32", "float32"),
+        ("qwen35-tiny-q4_0", "float32", "float32"),
+        ("qwen35-tiny256-q8_0", "float32", "float16"),
+        ("qwen35-tiny256-f32", "bfloat16", "bfloat16"),
+    ],
+)
+def test_every_format_and_type_keeps_the_bits(name, dtype, cache_dtype):
+    read = models.read(name)
+    decoder = Decoder(read.params, dataclasses.replace(read.config, dtype=dtype, cache_dtype=cache_dtype))
+    rng = np.random.default_rng(5)
+    prompts = random_prompts(6, 16)
+    for first in (0, ROWS):
+        batch, budgets = prompts[first : first + ROWS], [24] * ROWS
+        plain = run(decoder, batch, budgets, 0)
+        for K in (1, 4):
+            assert_same(plain, run(decoder, batch, budgets, K, script(plain, rng, K)))
+            assert_same(plain, run(decoder, batch, budgets, K))
+
+
+def test_layers_of_a_real_model_keep_the_bits():
+    """The layer shapes of Qwen3.5-0.8B: XLA chooses its kernels by size."""
+    cfg = synthetic.REAL_LAYERS
+    decoder = Decoder(synthetic.random_model(cfg), cfg)
+    rng = np.random.default_rng(7)
+    for rows in (1, 3):
+        batch, budgets = random_prompts(8, rows), [20] * rows
+        plain = run(decoder, batch, budgets, 0)
+        for K in (1, 3, 8):
+            assert_same(plain, run(decoder, batch, budgets, K, script(plain, rng, K)), rows)
+
+
+@pytest.mark.parametrize("K", [0, 3])
+def test_a_row_in_a_batch_has_the_bits_of_that_row_alone(K):
+    decoder = models.decoder(MODEL)
+    rng = np.random.default_rng(9)
+    prompts = [rng.integers(0, 470, rng.integers(17, 60)).tolist() for _ in range(8)]
+    alone = [run(decoder, [p], [20], K) for p in prompts]
+    for rows in (2, 3, 5, 8):
+        together = jax.device_get(run(decoder, prompts[:rows], [20] * rows, K))
+        for row in range(rows):
+            single = jax.device_get(alone[row])
+            assert models.same_bits(single.tokens[0], together.tokens[row])
+            assert single.counters.steps[0] == together.counters.steps[row]
+            for a, b in zip(models.committed(single, 0), models.committed(together, row), strict=True):
+                assert models.same_bits(a, b)

@@ -89,8 +89,9 @@ def test_json_replaces_files_whole_and_devices_never(tmp_path: Path) -> None:
     json_file.check_writable(os.devnull)
     json_file.write(os.devnull, {})
     assert not Path(os.devnull).is_file()
-    with pytest.raises(OptionError):
-        json_file.check_writable(str(tmp_path))
+    for folder in (tmp_path, f"{tmp_path}/absent/"):
+        with pytest.raises(OptionError, match="Is a directory"):
+            json_file.check_writable(str(folder))
 
 
 class FakeModel:
@@ -123,14 +124,22 @@ class FakeModel:
 
 
 class Terminal(io.StringIO):
+    """Standard input with somebody typing; ^C on a line of its own interrupts."""
+
     def isatty(self) -> bool:
         return True
+
+    def readline(self, size: int | None = -1, /) -> str:
+        line = super().readline()
+        if line == "^C\n":
+            raise KeyboardInterrupt
+        return line
 
 
 def test_conversation(data_dir: Path, capsys: CapSys, monkeypatch: pytest.MonkeyPatch) -> None:
     model = FakeModel(["one", KeyboardInterrupt(), OptionError("the prompt has too many tokens."), "long"])
     monkeypatch.setattr("sharpi_jax.api.load", lambda *args, **kwargs: model)
-    monkeypatch.setattr(sys, "stdin", Terminal("a\n \nb\nc\nd\n"))
+    monkeypatch.setattr(sys, "stdin", Terminal("a\n \n^C\nb\nc\nd\n"))
     argv = ["--chat", "--system_prompt=s", f"--model={data_dir / 'qwen35-tiny-f32.gguf'}"]
     assert main(argv) == 0
     out, err = capsys.readouterr()
@@ -144,6 +153,7 @@ def test_conversation(data_dir: Path, capsys: CapSys, monkeypatch: pytest.Monkey
     assert "a remark about the file" in err
     assert "the prompt has too many tokens." in err
     assert "the context is full" in err
+    assert "Ctrl-D ends.\n" in err
     monkeypatch.setattr(sys, "stdin", Terminal(""))
     assert main([*argv, "--output_json=x"]) == 2
     assert "a conversation is many runs" in capsys.readouterr().err

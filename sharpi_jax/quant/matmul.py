@@ -27,7 +27,24 @@ def matmul(x: jax.Array, weight: Packed, dtype: str = "float32") -> jax.Array:
     Returns:
       [..., N] float32. Each row's bits are the same whatever the number of rows.
     """
-    return rows_dot(x, dequantise(weight), dtype)
+    return rows_dot(x, dequantise(_tied_to(x, weight)), dtype)
+
+
+def _tied_to(x: jax.Array, weight: Packed) -> Packed:
+    """The same weight, as far as the compiler can tell a function of x.
+
+    Unpacking is invariant in the decode loop, and XLA moves what is invariant in front of a loop: every weight would be
+    kept unpacked, in float32, while it runs. (XLA's CPU passes drop an `optimization_barrier` before that.) A number
+    differs from itself only where it is NaN, so the bytes change only where the result is lost already.
+    """
+    if weight.format == "F32":
+        return weight
+    first = x.reshape(-1)[0]
+    flip = first != first
+    if not weight.block_format.is_plain:
+        return Packed(weight.blocks ^ flip.astype(jnp.uint8), weight.format)
+    bits = lax.bitcast_convert_type(weight.blocks, jnp.uint16) ^ flip.astype(jnp.uint16)
+    return Packed(lax.bitcast_convert_type(bits, weight.blocks.dtype), weight.format)
 
 
 def rows_dot(x: jax.Array, dense: jax.Array, dtype: str = "float32") -> jax.Array:

@@ -1,0 +1,54 @@
+"""Where the prompt comes from: a flag, a file, or a pipe."""
+
+import sys
+from pathlib import Path
+
+from sharpi_jax.cli.run_flags import RunFlags
+from sharpi_jax.cli.usage import UsageError
+from sharpi_jax.errors import OptionError
+
+
+def read_prompt(flags: RunFlags) -> str | tuple[int, ...] | None:
+    """Returns the text or the token ids; None for a conversation on the terminal.
+
+    Raises:
+      UsageError: there is no prompt at all.
+      OptionError: the prompt is empty, or its file cannot be read.
+    """
+    if flags.prompt_ids is not None:
+        return flags.prompt_ids
+    if flags.prompt is not None:
+        text = flags.prompt
+    elif flags.prompt_file is not None and flags.prompt_file != "-":
+        text = _decode(_read_file(flags.prompt_file), flags.prompt_file)
+    elif flags.prompt_file is None and _is_terminal():
+        if flags.chat:
+            return None
+        raise UsageError("no prompt; give --prompt, --prompt_file or --prompt_ids, pipe a text in, or use --chat.")
+    else:
+        text = _decode(sys.stdin.buffer.read(), "standard input") if sys.stdin is not None else ""
+    if not text:
+        raise OptionError("the prompt is empty; give at least one token.")
+    return text
+
+
+def _is_terminal() -> bool:
+    """Whether nobody pipes anything in; a closed standard input counts as a terminal that says nothing."""
+    return sys.stdin is None or sys.stdin.isatty()
+
+
+def _read_file(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise OptionError(f"cannot read the prompt file {path!r}: {reason}.") from error
+
+
+def _decode(data: bytes, source: str) -> str:
+    """UTF-8 text less one final newline: editors and `echo` add it, and nobody means it as part of the prompt."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise OptionError(f"the prompt in {source} is not UTF-8 text (byte {error.start}).") from error
+    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text

@@ -1,0 +1,116 @@
+"""`sharpi-jax run`: continue a prompt, or hold a conversation.
+
+Order matters here: flags, then files, then the platform, then JAX. What can be refused cheaply is refused before the
+model is loaded, and nothing that costs time happens before it is known that its result can be delivered.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sharpi_jax.cli import chat, device, json_file, report
+from sharpi_jax.cli.flagset import render
+from sharpi_jax.cli.prompt import read_prompt
+from sharpi_jax.cli.run_flags import SECTIONS, RunFlags, check_run, parse_run
+from sharpi_jax.cli.terminal import note, write_text
+from sharpi_jax.cli.trace import trace_line
+from sharpi_jax.cli.usage import UsageError
+from sharpi_jax.version import __version__
+
+if TYPE_CHECKING:  # api imports JAX, and `--help` must not
+    from sharpi_jax.api import Model
+    from sharpi_jax.decode.stats import StepRecord
+
+HELP = """\
+sharpi-jax: decodes GGUF language models, drafting with their own multi-token-prediction (MTP) head.
+
+usage: sharpi-jax [run] --model=FILE.gguf --prompt=TEXT [flags]
+       sharpi-jax inspect FILE.gguf [--tensors] [--metadata]
+
+examples:
+  sharpi-jax --model=model.gguf --prompt="Once upon a time" --spec_draft_n_max=3    greedy, exact
+  sharpi-jax --model=model.gguf --prompt_file=story.txt --spec_draft_p_min=0.1 --trace_mtp
+  sharpi-jax --model=model.gguf --chat                                              a conversation
+  sharpi-jax --flagfile=configs/greedy.cfg --model=model.gguf
+
+Dashes work as well as underscores (--spec-draft-p-min 0.1), and --no-x turns off what --x turns on."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """The subcommand: argv without its name."""
+    parsed = parse_run(argv)
+    if parsed.values["help"]:
+        print(HELP + "\n" + render(SECTIONS))
+        return 0
+    if parsed.values["version"]:
+        print(f"sharpi-jax {__version__}")
+        return 0
+    flags = check_run(parsed)
+    device.configure(flags.platform, flags.threads)
+    _check_model(flags.model)
+    prompt = read_prompt(flags)
+    if flags.output_json is not None:
+        if prompt is None:
+            raise UsageError("--output_json needs a prompt: a conversation is many runs.")
+        json_file.check_writable(flags.output_json)
+    device.check(flags.platform)
+    from sharpi_jax import api  # here, not above: it imports JAX
+
+    model = api.load(flags.model, dtype=flags.dtype, cache_dtype=flags.cache_dtype)
+    if flags.chat:
+        chat.template_of(model)  # before the user has typed anything
+    if prompt is None:
+        chat.converse(model, flags)
+    else:
+        _once(model, flags, prompt)
+    return 0
+
+
+def _once(model: Model, flags: RunFlags, prompt: str | tuple[int, ...]) -> None:
+    """One prompt: its text to standard output, all else to standard error."""
+    if flags.chat and isinstance(prompt, str):
+        prompt = chat.render(model, chat.opening(flags.system_prompt), prompt)
+    notices = report.notices(flags, model)
+
+    def announce() -> None:  # with the first token, not before: a prompt that is refused is told in one line
+        while notices:
+            note(notices.pop(0))
+
+    def on_text(text: str) -> None:
+        announce()
+        write_text(text)
+
+    def on_step(step: StepRecord) -> None:
+        announce()
+        note(trace_line(step, model.tokenizer.token_text))
+
+    # With a trace the text comes whole at the end: on a terminal the two would tear each other apart.
+    streaming = flags.output_json != "-" and not flags.trace
+    generation = model.generate(
+        prompt,
+        flags.options,
+        stop=flags.stop,
+        trace=flags.trace,
+        on_text=on_text if streaming else None,
+        on_step=on_step if flags.trace else None,
+    )
+    announce()
+    if flags.output_json != "-":
+        write_text(("" if streaming else generation.text) + "\n")
+    for line in report.statistics(generation):
+        note(line)
+    if flags.output_json is not None:
+        json_file.write(flags.output_json, report.document(flags, generation))
+
+
+def _check_model(path: str) -> None:
+    """Lets the file reader say what is wrong with a path that holds no GGUF file, before JAX is imported."""
+    if os.path.isfile(path) and os.access(path, os.R_OK):  # not a pipe: opening one may wait for ever
+        with open(path, "rb") as file:
+            if file.read(4) == b"GGUF":
+                return
+    from sharpi_jax.checkpoint.gguf_file import open_gguf
+
+    open_gguf(path)
