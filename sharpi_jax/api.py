@@ -1,5 +1,6 @@
 """The facade that joins checkpoint and decode: `load` a file, then `Model.generate` and `Model.score`."""
 
+import bisect
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +16,6 @@ from sharpi_jax.errors import OptionError
 
 DTYPES = ("float32", "bfloat16")
 CACHE_DTYPES = ("float32", "float16", "bfloat16")
-SLICE_TOKENS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +70,7 @@ class Model:
         *,
         stop: Sequence[str] = (),
         trace: bool = False,
+        on_start: Callable[[], None] | None = None,
         on_text: Callable[[str], None] | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
     ) -> Generation:
@@ -78,7 +79,8 @@ class Model:
         Args:
           prompt: text (encoded with the file's tokenizer, BOS first where it wants one), or token ids as they are.
           stop: strings that end the text before them.
-          trace: keep a record of every step. on_step: called with each record as it is made; implies one step a slice.
+          trace: keep a record of every step. on_step: called with each record as it is made.
+          on_start: called once prompt and options are accepted, before anything is compiled.
           on_text: called with each piece of text as soon as it is certain.
 
         Raises:
@@ -88,12 +90,13 @@ class Model:
         if any(not s for s in stop):
             raise OptionError("a stop string is empty; give at least one character.")
         prompt_ids = self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
+        plan = self.decoder.plan(prompt_ids, options)
+        if on_start is not None:
+            on_start()
         stepwise = trace or on_step is not None
-        stop_ids = self.tokenizer.stop_ids
         text = _Text(self.tokenizer, stop, on_text)
         steps: list[StepRecord] = []
-        slice_tokens = 1 if stepwise else SLICE_TOKENS if on_text or stop else max(options.max_tokens, 1)
-        for progress in stream(self.decoder, prompt_ids, options, stop_ids, slice_tokens=slice_tokens):
+        for progress in stream(self.decoder, plan, self.tokenizer.stop_ids, stepwise=stepwise):
             if progress.record is not None and stepwise:
                 steps.append(progress.record)
                 if on_step is not None:
@@ -107,11 +110,11 @@ class Model:
             output_ids=tuple(text.ids),
             text=text.text,
             finish_reason="stop" if text.stopped else progress.finish_reason,
-            drafting=self.decoder.draft_length(options) > 0,
+            drafting=plan.K > 0,
             stats=progress.stats,
             timing=progress.timing,
             steps=tuple(steps) if trace else (),
-            ctx_size=self.decoder.slots(len(prompt_ids), options.max_tokens, options.ctx_size),
+            ctx_size=plan.slots,
         )
 
     def score(self, token_ids: Sequence[int]) -> Scores:
@@ -144,19 +147,21 @@ class _Text:
     def __init__(
         self, tokenizer: checkpoint.Tokenizer, stop: Sequence[str], on_text: Callable[[str], None] | None
     ) -> None:
-        self._tokenizer = tokenizer
         self._detokenizer = StreamingDetokenizer(tokenizer)
         self._stop = tuple(stop)
         self._on_text = on_text or (lambda piece: None)
         self._shown = 0
+        self._ends: list[int] = []  # length of the text after each id
         self.ids: list[int] = []
         self.text = ""
         self.stopped = False
 
     def push(self, ids: Sequence[int]) -> None:
         for token in ids:
+            piece = self._detokenizer.push([token])
             self.ids.append(token)
-            self._add(self._detokenizer.push([token]))
+            self._ends.append(len(self.text) + len(piece))
+            self._add(piece)
             if self.stopped:
                 return
 
@@ -172,7 +177,8 @@ class _Text:
         if found:
             self.text = self.text[: min(found)]
             self.stopped = True
-            self._drop_ids()
+            # The fewest ids whose text holds all that is kept of the text.
+            del self.ids[bisect.bisect_left(self._ends, len(self.text)) + 1 if self.text else 0 :]
         else:
             self._show(len(self.text) - self._held())
 
@@ -186,8 +192,3 @@ class _Text:
         if end > self._shown:
             self._on_text(self.text[self._shown : end])
             self._shown = end
-
-    def _drop_ids(self) -> None:
-        """Keeps the fewest ids whose text holds all that is kept of the text."""
-        while self.ids and len(self._tokenizer.decode(self.ids[:-1])) >= len(self.text):
-            self.ids.pop()

@@ -7,9 +7,11 @@ import jax
 import numpy as np
 
 from sharpi_jax import checkpoint
+from sharpi_jax.api import Model
 from sharpi_jax.decode.decoder import Decoder
 from sharpi_jax.decode.state import DecodeState
 from sharpi_jax.model.cache import DeltaState, KVCache
+from sharpi_jax.quant import Packed
 
 DATA = Path(__file__).parent / "data"
 
@@ -25,6 +27,14 @@ def decoder(name: str) -> Decoder:
     """A decoder on a fixture's weights."""
     found = read(name)
     return Decoder(found.params, found.config)
+
+
+@functools.cache
+def model(name: str) -> Model:
+    """The facade over the same decoder: programs compiled by one test serve all."""
+    facade = Model(read(name), "float32", "float32")
+    facade.decoder = decoder(name)
+    return facade
 
 
 @functools.cache
@@ -50,3 +60,9 @@ def committed(state: DecodeState, row: int) -> list[np.ndarray]:
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Equal shape, type and bytes: -0.0 differs from 0.0, and a NaN equals itself."""
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def packed_weights(params) -> list[Packed]:
+    """Every packed matrix of a model, shared ones once."""
+    leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Packed))
+    return list({id(x.blocks): x for x in leaves if isinstance(x, Packed)}.values())

@@ -1,15 +1,19 @@
 """Reading a model file: `read(path)` is the only place where config, weights and tokenizer meet."""
 
+from __future__ import annotations
+
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sharpi_jax.checkpoint.chat import ChatTemplate
 from sharpi_jax.checkpoint.config import read_config
 from sharpi_jax.checkpoint.gguf_file import GGUFFile, open_gguf
 from sharpi_jax.checkpoint.tokenizer import Tokenizer
-from sharpi_jax.checkpoint.weights import read_weights
 from sharpi_jax.model.config import ModelConfig
-from sharpi_jax.model.params import ModelParams
+
+if TYPE_CHECKING:  # the params are JAX arrays, and looking at a file must not wait for JAX
+    from sharpi_jax.model.params import ModelParams
 
 __all__ = ["ChatTemplate", "Checkpoint", "GGUFFile", "Tokenizer", "open_gguf", "read"]
 
@@ -32,6 +36,8 @@ def read(path: str | Path) -> Checkpoint:
     Raises:
       CheckpointError: the file cannot be used; one sentence says why.
     """
+    from sharpi_jax.checkpoint.weights import read_weights
+
     file = open_gguf(path)
     config, notes = read_config(file)
     tokenizer = Tokenizer.from_metadata(file.metadata)

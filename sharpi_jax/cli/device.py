@@ -1,11 +1,16 @@
-"""What must be settled before JAX starts: the platform and the number of threads.
+"""What must be settled before JAX starts: the platform, the number of threads, where compiled programs are kept.
 
 JAX reads JAX_PLATFORMS when it is imported. XLA's CPU client sizes its thread pool by NPROC when it starts (seen with
 jax 0.10.2: NPROC=1 keeps a matrix product on one core, NPROC=8 makes eight threads on two). An affinity mask could only
 make the pool smaller, and `intra_op_parallelism_threads` in XLA_FLAGS changes nothing.
 """
 
+import contextlib
+import hashlib
+import importlib.metadata
 import os
+import platform as host
+from pathlib import Path
 
 from sharpi_jax.errors import OptionError
 
@@ -20,6 +25,27 @@ def configure(platform: str | None, threads: int | None) -> None:
         os.environ["JAX_PLATFORMS"] = _JAX_PLATFORMS[platform]
     if threads is not None:
         os.environ["NPROC"] = str(threads)
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        folder = _cache_folder()
+        with contextlib.suppress(OSError):  # a home that cannot be written costs compiling anew, nothing else
+            folder.mkdir(parents=True, exist_ok=True)
+            os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+            os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+
+def _cache_folder() -> Path:
+    """The user's own, so that only the first run with a shape compiles it: a second run starts in a moment.
+
+    A folder per processor, since a home directory may be shared by machines: programs hold its instructions.
+    """
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        processor = next((line for line in lines if line.startswith(("flags", "Features"))), host.processor())
+    except OSError:
+        processor = host.processor()
+    key = f"{host.machine()} {processor} {importlib.metadata.version('jaxlib')}"
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "sharpi_jax" / f"xla-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
 def check(platform: str | None) -> None:

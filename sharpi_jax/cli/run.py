@@ -72,18 +72,12 @@ def _once(model: Model, flags: RunFlags, prompt: str | tuple[int, ...]) -> None:
     """One prompt: its text to standard output, all else to standard error."""
     if flags.chat and isinstance(prompt, str):
         prompt = chat.render(model, chat.opening(flags.system_prompt), prompt)
-    notices = report.notices(flags, model)
 
-    def announce() -> None:  # with the first token, not before: a prompt that is refused is told in one line
-        while notices:
-            note(notices.pop(0))
-
-    def on_text(text: str) -> None:
-        announce()
-        write_text(text)
+    def announce() -> None:  # once the prompt is accepted, not before: one that is refused is told in one line
+        for line in report.notices(flags, model):
+            note(line)
 
     def on_step(step: StepRecord) -> None:
-        announce()
         note(trace_line(step, model.tokenizer.token_text))
 
     # With a trace the text comes whole at the end: on a terminal the two would tear each other apart.
@@ -93,10 +87,10 @@ def _once(model: Model, flags: RunFlags, prompt: str | tuple[int, ...]) -> None:
         flags.options,
         stop=flags.stop,
         trace=flags.trace,
-        on_text=on_text if streaming else None,
+        on_start=announce,
+        on_text=write_text if streaming else None,
         on_step=on_step if flags.trace else None,
     )
-    announce()
     if flags.output_json != "-":
         write_text(("" if streaming else generation.text) + "\n")
     for line in report.statistics(generation):

@@ -41,6 +41,16 @@ class Chunk:
     last: jax.Array
 
 
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A run that was checked: prompt and options, the K they come to, and the cache slots it takes."""
+
+    prompt: tuple[int, ...]
+    options: DecodeOptions
+    K: int
+    slots: int
+
+
 @dataclasses.dataclass
 class Decoder:
     """Params, config, and the programs compiled so far."""
@@ -49,15 +59,19 @@ class Decoder:
     cfg: ModelConfig
     programs: Programs = dataclasses.field(default_factory=Programs)
 
-    def draft_length(self, options: DecodeOptions) -> int:
-        """K: 0 when nothing drafts.
+    def plan(self, prompt: Sequence[int], options: DecodeOptions) -> Plan:
+        """Checks one run, before anything is compiled.
 
         Raises:
-          OptionError: drafting is insisted on, and the model has no head.
+          OptionError: drafting is insisted on and the model has no head; the prompt is empty, does not fit, or holds an
+            id outside the vocabulary; or the context asked for is larger than the model's.
         """
         if options.spec_type == "mtp" and not self.cfg.has_mtp:
             raise OptionError("spec_type is mtp, but the file has no MTP head; use spec_type auto or none.")
-        return 0 if options.spec_type == "none" or not self.cfg.has_mtp else options.spec_draft_n_max
+        K = 0 if options.spec_type == "none" or not self.cfg.has_mtp else options.spec_draft_n_max
+        slots = self.slots(len(prompt), options.max_tokens, options.ctx_size)
+        self.rows_of([prompt], slots)
+        return Plan(tuple(prompt), options, K, slots)
 
     def slots(self, prompt_tokens: int, max_tokens: int, ctx_size: int | None = None) -> int:
         """S: the context asked for, or prompt + max_tokens rounded up to a power of two and capped by the model's.
@@ -133,6 +147,9 @@ class Decoder:
 
 def make_controls(p_min: Sequence[float], stop_ids: Sequence[int], *, ignore_eos: bool = False) -> Controls:
     """Controls for rows of the given p_min. With `ignore_eos` the stop ids do not stop and cannot be chosen."""
+    # A float32 program flushes smaller numbers to 0, which means "not set".
+    smallest = float(np.finfo(np.float32).tiny)
+    p_min = [max(p, smallest) if p > 0 else p for p in p_min]
     none = np.full(max(len(stop_ids), 1), NO_TOKEN, np.int32)
     ids = none.copy()
     ids[: len(stop_ids)] = stop_ids

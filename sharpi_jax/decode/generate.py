@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
-from sharpi_jax.decode.decoder import Decoder, make_controls
-from sharpi_jax.decode.options import DecodeOptions
+from sharpi_jax.decode.decoder import Decoder, Plan, make_controls
 from sharpi_jax.decode.programs import Programs
 from sharpi_jax.decode.state import FINISH_REASONS, DecodeState, LastStep
 from sharpi_jax.decode.stats import Statistics, StepRecord, Timing
+
+SLICE_S = 0.1  # long enough to hide the host's share, short enough to read along
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,37 +31,36 @@ class Progress:
     record: StepRecord | None
 
 
-def stream(
-    decoder: Decoder, prompt: Sequence[int], options: DecodeOptions, stop_ids: Sequence[int], *, slice_tokens: int
-) -> Iterator[Progress]:
-    """Decodes one prompt, yielding after each slice of at least `slice_tokens` tokens; the last has a finish reason.
+def stream(decoder: Decoder, plan: Plan, stop_ids: Sequence[int], *, stepwise: bool = False) -> Iterator[Progress]:
+    """Decodes one prompt in slices of the loop, yielding after each; the last has a finish reason.
 
-    The first Progress comes right after prefill, with no tokens. A slice of 1 is exactly one step, which is what the
-    trace is made of.
-
-    Raises:
-      OptionError: the prompt is empty, does not fit, or holds an id outside the vocabulary; or no head can draft.
+    The first Progress comes right after prefill, with no tokens. A slice is a single step when `stepwise`, which is
+    what the trace is made of; otherwise slices grow until each takes about SLICE_S.
     """
-    K = decoder.draft_length(options)
-    slots = decoder.slots(len(prompt), options.max_tokens, options.ctx_size)
+    options = plan.options
     controls = make_controls([options.spec_draft_p_min], stop_ids, ignore_eos=options.ignore_eos)
     clock = _Clock(decoder.programs)
-    state = jax.block_until_ready(decoder.prefill([prompt], [options.max_tokens], slots, controls, K=K))
-    timing = Timing(prefill_tokens=len(prompt), prefill_s=clock.run_s(), compile_s=clock.compile_s())
+    state = decoder.prefill([plan.prompt], [options.max_tokens], plan.slots, controls, K=plan.K)
+    jax.block_until_ready(state)
+    timing = Timing(prefill_tokens=len(plan.prompt), prefill_s=clock.run_s(), compile_s=clock.compile_s())
     progress = _progress(state, 0, timing, stepped=False)
     yield progress
+    slice_tokens = 1
     while not progress.finish_reason:
         out = timing.decode_tokens
         clock = _Clock(decoder.programs)
         state = jax.block_until_ready(decoder.advance(state, controls, out + slice_tokens))
+        run_s = clock.run_s()
         timing = dataclasses.replace(
             timing,
             decode_tokens=int(state.emitted[0]),
-            decode_s=timing.decode_s + clock.run_s(),
+            decode_s=timing.decode_s + run_s,
             compile_s=timing.compile_s + clock.compile_s(),
         )
         progress = _progress(state, out, timing, stepped=True)
         yield progress
+        if not stepwise and run_s < SLICE_S / 2:
+            slice_tokens *= 2
 
 
 def row_statistics(state: DecodeState, row: int) -> Statistics:
