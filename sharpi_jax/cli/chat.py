@@ -17,7 +17,7 @@ from sharpi_jax.errors import OptionError, SharpiError
 
 if TYPE_CHECKING:  # api imports JAX, and `--help` must not
     from sharpi_jax.api import Model
-    from sharpi_jax.checkpoint.chat import ChatTemplate
+    from sharpi_jax.checkpoint import ChatTemplate
     from sharpi_jax.decode.stats import StepRecord
 
 Messages = list[dict[str, str]]
