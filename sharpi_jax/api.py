@@ -89,7 +89,7 @@ class Model:
         options = options or DecodeOptions()
         if any(not s for s in stop):
             raise OptionError("a stop string is empty; give at least one character.")
-        prompt_ids = self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
+        prompt_ids = self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         plan = self.decoder.plan(prompt_ids, options)
         if on_start is not None:
             on_start()

@@ -257,6 +257,20 @@ def test_rows_may_have_their_own_p_min():
     assert output(state, 1) != GREEDY[:40]
 
 
+def test_every_p_min_above_one_half_gives_the_ids_of_one():
+    """Eight thresholds in the eight rows of one program, over prompts of several lengths."""
+    rng = np.random.default_rng(11)
+    decoder = models.decoder(MODEL)
+    for _ in range(12):
+        prompt = rng.integers(0, 470, rng.integers(1, 40)).tolist()
+        values = [1.0, 0.501, *rng.uniform(0.501, 1, 6)]
+        controls = make_controls(values, [2**31 - 1] * 4)
+        state = decoder.advance(decoder.prefill([prompt] * 8, [40] * 8, SLOTS, controls, K=K), controls, 10**6)
+        state = jax.device_get(state)
+        assert all(output(state, row) == output(state, 0) for row in range(8)), values
+        assert len({row_statistics(state, row) for row in range(8)}) == 1
+
+
 @pytest.mark.parametrize("stop_ids", [(477,), (GREEDY[6], GREEDY[3])])
 def test_ignore_eos_masks_the_stop_ids(stop_ids):
     """They neither stop nor appear, and drafting changes nothing."""

@@ -71,7 +71,7 @@ class Decoder:
         K = 0 if options.spec_type == "none" or not self.cfg.has_mtp else options.spec_draft_n_max
         slots = self.slots(len(prompt), options.max_tokens, options.ctx_size)
         self.rows_of([prompt], slots)
-        return Plan(tuple(prompt), options, K, slots)
+        return Plan(tuple(map(int, prompt)), options, K, slots)
 
     def slots(self, prompt_tokens: int, max_tokens: int, ctx_size: int | None = None) -> int:
         """S: the context asked for, or prompt + max_tokens rounded up to a power of two and capped by the model's.
@@ -136,7 +136,7 @@ class Decoder:
         """
         tokens = np.zeros((len(prompts), slots), np.int32)
         for row, prompt in zip(tokens, prompts, strict=True):
-            if not prompt:
+            if len(prompt) == 0:
                 raise OptionError("the prompt is empty; give at least one token.")
             wrong = next((i for i in prompt if not 0 <= i < self.cfg.vocab_size), None)
             if wrong is not None:

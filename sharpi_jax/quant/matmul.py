@@ -34,13 +34,14 @@ def _tied_to(x: jax.Array, weight: Packed) -> Packed:
     """The same weight, as far as the compiler can tell a function of x.
 
     Unpacking is invariant in the decode loop, and XLA moves what is invariant in front of a loop: every weight would be
-    kept unpacked, in float32, while it runs. (XLA's CPU passes drop an `optimization_barrier` before that.) A number
-    differs from itself only where it is NaN, so the bytes change only where the result is lost already.
+    kept unpacked, in float32, while it runs. (XLA's CPU passes drop an `optimization_barrier` before that.) No number
+    both equals and differs from itself, so no byte ever changes; XLA does not see through that, and LLVM, which does,
+    comes after the loop is settled.
     """
     if weight.format == "F32":
         return weight
     first = x.reshape(-1)[0]
-    flip = first != first
+    flip = (first != first) & (first == first)
     if not weight.block_format.is_plain:
         return Packed(weight.blocks ^ flip.astype(jnp.uint8), weight.format)
     bits = lax.bitcast_convert_type(weight.blocks, jnp.uint16) ^ flip.astype(jnp.uint16)

@@ -1,0 +1,55 @@
+"""What drafting gains over plain decoding, on one file and prompt: sides alternated in one process, medians, ratios.
+
+    python bench/drafting.py [--model=FILE.gguf] [--prompt=TEXT] [--max_tokens=64] [--rounds=5] [--p_min=1]
+
+Without a model it takes the tests' fixture, whose numbers say something about overhead and nothing about real models.
+"""
+
+import statistics
+from pathlib import Path
+
+from absl import app, flags
+
+import sharpi_jax
+
+_FIXTURE = Path(__file__).parent.parent / "tests" / "data" / "qwen35-tiny-f32.gguf"
+_MODEL = flags.DEFINE_string("model", str(_FIXTURE), "GGUF file")
+_PROMPT = flags.DEFINE_string("prompt", "The quiet clock follows the golden mountain. Why does", "text to continue")
+_MAX_TOKENS = flags.DEFINE_integer("max_tokens", 64, "tokens per run")
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "runs per side, after one to compile")
+_P_MIN = flags.DEFINE_float("p_min", 1.0, "acceptance threshold on the target's probability")
+DEPTHS = (0, 1, 2, 3, 5)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    model = sharpi_jax.load(_MODEL.value)
+    sides = {
+        depth: sharpi_jax.DecodeOptions(
+            max_tokens=_MAX_TOKENS.value,
+            spec_type="none" if depth == 0 else "mtp",
+            spec_draft_n_max=max(depth, 1),
+            spec_draft_p_min=_P_MIN.value,
+            ignore_eos=True,
+        )
+        for depth in DEPTHS
+    }
+    speeds: dict[int, list[float]] = {depth: [] for depth in sides}
+    for _ in range(1 + _ROUNDS.value):
+        last = {depth: model.generate(_PROMPT.value, options) for depth, options in sides.items()}
+        for depth, run in last.items():
+            speeds[depth].append(run.timing.decode_tokens_per_s)
+    plain = statistics.median(speeds[0][1:])
+    print(f"{'K':>2} {'tokens/s':>9} {'ratio':>6} {'accepted':>9} {'tokens/step':>11}  ids of K = 0")
+    for depth, run in last.items():
+        speed = statistics.median(speeds[depth][1:])
+        stats = run.stats
+        same = "yes" if run.output_ids == last[0].output_ids else "no"
+        accepted = f"{stats.accepted}/{stats.drafted}"
+        print(
+            f"{depth:>2} {speed:>9.1f} {speed / plain:>6.2f} {accepted:>9} {stats.mean_accepted_length:>11.2f}  {same}"
+        )
+
+
+if __name__ == "__main__":
+    app.run(main)
