@@ -1,5 +1,6 @@
 """The model's shape, from a GGUF's metadata (and, for the MTP block, from which tensors are there)."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -21,14 +22,14 @@ def read_config(file: GGUFFile) -> tuple[ModelConfig, tuple[str, ...]]:
       CheckpointError: an unsupported architecture or variant, or a key that is missing or does not fit the others.
     """
     architecture = file.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise CheckpointError(
             f"{file.path}: architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}."
         )
-    keys = _Keys(file, str(architecture))
+    keys = _Keys(file, architecture)
     trunk_layers, has_mtp, notes = _count_layers(file, keys)
     config = ModelConfig(
-        architecture=str(architecture),
+        architecture=architecture,
         layer_kinds=_layer_kinds(keys, trunk_layers),
         has_mtp=has_mtp,
         width=keys.size("embedding_length"),
@@ -75,33 +76,35 @@ class _Keys:
             raise self.fault(key, "must be one number; values that differ by layer are not supported")
         return float(values[0])
 
-    def size(self, key: str, default: int | None = None) -> int:
+    def size(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         value = self.number(key, default)
-        if not (value.is_integer() and 1 <= value < 2**31):
-            raise self.fault(key, f"is {value:g}, not a positive whole number")
+        if not (value.is_integer() and least <= value < 2**31):
+            raise self.fault(key, f"is {value:g}, not a whole number from {least} to {2**31 - 1}")
         return int(value)
 
 
 def _count_layers(file: GGUFFile, keys: _Keys) -> tuple[int, bool, tuple[str, ...]]:
     """Trunk layers, whether an MTP block is there to use, and remarks where metadata and tensors disagree."""
     blocks = keys.size("block_count")
-    promised = int(keys.number("nextn_predict_layers", default=0))
+    promised = keys.size("nextn_predict_layers", default=0, least=0)
     found = sorted({int(m.group(1)) for name in file.tensors if (m := _NEXTN.match(name))})
-    if promised < 0 or promised >= blocks:
+    if blocks > len(file.tensors):
+        raise keys.fault("block_count", f"is {blocks}, but the file has only {len(file.tensors)} tensors")
+    if promised >= blocks:
         raise keys.fault("nextn_predict_layers", f"is {promised}, which leaves no trunk in {blocks} blocks")
+    more = (f"the file has {len(found)} MTP layers; only the first is used",) if len(found) > 1 else ()
     if promised:
         trunk_layers = blocks - promised
         if not found:
             return trunk_layers, False, (f"the metadata promises {promised} MTP layer(s), but the tensors are absent",)
         if found[0] != trunk_layers:
             raise keys.fault("nextn_predict_layers", f"puts the MTP head in block {trunk_layers}, not {found[0]}")
-        more = (f"the file has {promised} MTP layers; only the first is used",) if promised > 1 else ()
         return trunk_layers, True, more
     if not found:
         return blocks, False, ()
     if found[0] not in (blocks - len(found), blocks):
         raise CheckpointError(f"{file.path}: block {found[0]} holds an MTP head, but it is not the last of {blocks}.")
-    return found[0], True, (f"the metadata does not mention the MTP head found in block {found[0]}; it is used",)
+    return found[0], True, (f"the metadata does not mention the MTP head found in block {found[0]}; it is used", *more)
 
 
 def _layer_kinds(keys: _Keys, layers: int) -> tuple[LayerKind, ...]:
@@ -110,7 +113,7 @@ def _layer_kinds(keys: _Keys, layers: int) -> tuple[LayerKind, ...]:
         interval = keys.size("full_attention_interval", default=4)
         return tuple("attention" if (i + 1) % interval == 0 else "delta" for i in range(layers))
     flags = np.asarray(recurrent)
-    flags = np.full(layers, bool(flags)) if flags.ndim == 0 else flags
+    flags = np.repeat(flags, layers) if flags.ndim == 0 else flags
     if flags.dtype.kind not in "b" or flags.size < layers:
         raise keys.fault("attention.recurrent_layers", f"must hold a true or false for each of {layers} layers")
     return tuple("delta" if flag else "attention" for flag in flags[:layers])
@@ -121,7 +124,7 @@ def _vocabulary(file: GGUFFile) -> int:
     if table is None or len(table.dims) != 2:
         raise CheckpointError(f"{file.path}: tensor token_embd.weight is missing or is not a table.")
     tokens = file.metadata.get("tokenizer.ggml.tokens")
-    if tokens is not None and len(tokens) != table.dims[1]:
+    if isinstance(tokens, list) and len(tokens) != table.dims[1]:  # of another kind: the tokenizer says so
         raise CheckpointError(
             f"{file.path}: the tokenizer has {len(tokens)} tokens, but token_embd.weight has {table.dims[1]} rows."
         )
@@ -143,10 +146,10 @@ def _check(keys: _Keys, cfg: ModelConfig) -> None:
     if cfg.rope_dims % 2 or cfg.rope_dims > cfg.head_dim:
         raise keys.fault("rope.dimension_count", "must be even and at most attention.key_length")
     sections = keys.get("rope.dimension_sections")
-    if sections is not None and int(np.sum(sections)) < cfg.rope_dims // 2:
+    if sections is not None and (np.asarray(sections).dtype.kind not in "iu" or np.sum(sections) < cfg.rope_dims // 2):
         raise keys.fault("rope.dimension_sections", "must cover half of rope.dimension_count")
     scaling = keys.get("rope.scaling.type")
-    if scaling not in (None, "none"):
+    if scaling is not None and not (isinstance(scaling, str) and scaling == "none"):
         raise keys.fault("rope.scaling.type", f"asks for {scaling!r} scaling, which is not supported")
-    if not 0 < cfg.norm_eps < 1 or not cfg.rope_base > 1:
+    if not 0 < cfg.norm_eps < 1 or not 1 < cfg.rope_base < math.inf:
         raise keys.fault("attention.layer_norm_rms_epsilon", "or rope.freq_base is out of range")

@@ -5,10 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
 
 from sharpi_jax.checkpoint import names
 from sharpi_jax.checkpoint.gguf_file import GGUFFile
@@ -22,7 +19,7 @@ from sharpi_jax.model.params import (
     ModelParams,
     MtpParams,
 )
-from sharpi_jax.quant import Packed, pack
+from sharpi_jax.quant import Packed, dequantise, pack
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
@@ -44,7 +41,7 @@ class _Reader:
         self._loaded: dict[str, Packed | jax.Array] = {}
 
     def model(self) -> ModelParams:
-        if "blk.0.attn_norm.weight" not in self._file.tensors and self._cfg.has_mtp:
+        if self._cfg.has_mtp and not any(name.startswith("blk.0.") for name in self._file.tensors):
             raise CheckpointError(f"{self._file.path} holds only an MTP head; give the file that holds the trunk.")
         top = self._fill(names.MODEL, "")
         layers = tuple(self._layer(i, kind) for i, kind in enumerate(self._cfg.layer_kinds))
@@ -85,19 +82,17 @@ class _Reader:
                 f"{self._file.path}: tensor {name} has dimensions {list(info.dims)}; "
                 f"the metadata ask for {list(expected)}."
             )
-        raw = self._file.raw(name)
-        if row.kind == "matrix":
-            return pack(raw, info.type_name, name)
-        values = dequantize(raw, GGMLQuantizationType[info.type_name])
-        return jnp.asarray(np.ascontiguousarray(values, np.float32))
+        packed = pack(self._file.raw(name), info.type_name, name)
+        return packed if row.kind == "matrix" else dequantise(packed)
 
     def _refuse_unused(self) -> None:
-        """Names what the table does not know. Blocks past the trunk are exempt where config.py has told the user."""
-        limit = len(self._cfg.layer_kinds) + (1 if self._cfg.has_mtp else 0)
+        """Names what the table does not know. MTP blocks that config.py has told the user are not used are exempt."""
+        first = len(self._cfg.layer_kinds) + (1 if self._cfg.has_mtp else 0)
+        exempt = range(first, int(np.max(self._file.metadata[f"{self._cfg.architecture}.block_count"])))
         unused = [
             name
             for name in self._file.tensors
-            if name not in self._loaded and not ((m := _BLOCK.match(name)) and int(m.group(1)) >= limit)
+            if name not in self._loaded and not ((m := _BLOCK.match(name)) and int(m.group(1)) in exempt)
         ]
         if unused:
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""

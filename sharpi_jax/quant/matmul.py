@@ -13,7 +13,7 @@ from jax import lax
 from sharpi_jax.quant.packed import Packed, dequantise
 
 _MIN_ROWS = {"float32": 2, "bfloat16": 3}
-_MIN_COLUMNS = 2
+_MIN_COLUMNS = {"float32": 2, "bfloat16": 4}
 
 
 def matmul(x: jax.Array, weight: Packed, dtype: str = "float32") -> jax.Array:
@@ -52,7 +52,7 @@ def rows_dot(x: jax.Array, dense: jax.Array, dtype: str = "float32") -> jax.Arra
     """x dense^T for x [..., K] and a dense [N, K], row by row: the promise above is made here."""
     lead, (columns, width) = x.shape[:-1], dense.shape
     rows = x.reshape(-1, width).astype(dtype)
-    y = _dot(_at_least(rows, _MIN_ROWS[dtype]), _at_least(dense.astype(dtype), _MIN_COLUMNS))
+    y = _dot(_at_least(rows, _MIN_ROWS[dtype]), _at_least(dense.astype(dtype), _MIN_COLUMNS[dtype]))
     return y[: rows.shape[0], :columns].reshape(*lead, columns)
 
 
