@@ -186,30 +186,43 @@ def test_case_9_swapped_halves_collapse(depth):
     assert row_statistics(state, 0).acceptance_rate < 0.05
 
 
-def test_invariants_hold_after_every_step_and_finished_rows_never_change():
+def test_case_1_a_stop_token_that_only_p_min_lets_through():
+    """It ends the row too, though the model's own choice there is another token."""
+    prompt = PROMPT + GREEDY[:4]  # here the head drafts "'s", then " gentle" (446), to which the model gives 0.08
+    lossy = finish([prompt], [30], p_min=0.05)
+    assert output(lossy)[:3] == [*GREEDY[4:6], 446]
+    stopped = finish([prompt], [30], p_min=0.05, stop_ids=(446,))
+    assert output(stopped) == GREEDY[4:6]
+    assert reason(stopped) == "stop"
+    assert 446 not in output(finish([prompt], [30], stop_ids=(446,)))
+
+
+@pytest.mark.parametrize("scripted", [True, False])
+def test_invariants_hold_after_every_step_and_finished_rows_never_change(scripted):
     prompts = [PROMPT, PROMPT[:5], PROMPT[:17]]
     budgets = [12, 3, 40]
-    drafter = script(prompts, right=lambda row, at: (at + row) % 4)
+    drafter = script(prompts, right=lambda row, at: (at + row) % 4) if scripted else MtpDrafter()
     state, controls = start(prompts, budgets, stop_ids=(GREEDY[30],))
     frozen = {}
     for _ in range(40):
         before = jax.device_get(state)
-        state = models.decoder(MODEL).advance(state, controls, int(before.emitted.min()) + 1, drafter)
+        still = before.emitted[before.finish == 0]
+        state = models.decoder(MODEL).advance(state, controls, int(still.min()) + 1, drafter)
         after = jax.device_get(state)
         for row in range(3):
             assert after.length[row] == after.prompt_length[row] + after.emitted[row]
             assert after.budget[row] == budgets[row] - after.emitted[row]
             assert not after.tokens[row, after.length[row] :].any(), "nothing is written past the length"
-            if before.finish[row]:
-                frozen.setdefault(row, _row(before, row))
+            if row in frozen:
                 assert all(models.same_bits(a, b) for a, b in zip(frozen[row], _row(after, row), strict=True))
             else:
-                assert after.length[row] - before.length[row] in range(K + 2)
+                assert after.length[row] - before.length[row] in range(1, K + 2)
+            if after.finish[row]:
+                frozen.setdefault(row, _row(after, row))
         if after.finish.all():
             break
-        state = models.decoder(MODEL).advance(state, controls, int(after.emitted.max()) + 1, drafter)
     assert after.finish.all()
-    assert len(frozen) >= 2
+    assert len(frozen) == 3
 
 
 def _row(state, row):
@@ -224,7 +237,7 @@ def _row(state, row):
         state.accepted,
     ]
     own += jax.tree.leaves(state.counters)
-    for layer in state.trunk.layers:
+    for layer in (*state.trunk.layers, state.mtp):
         own += [layer.k, layer.v] if isinstance(layer, KVCache) else [layer.conv, layer.recurrent]
         assert isinstance(layer, KVCache | DeltaState)
     return [np.asarray(x[row]) for x in own]
@@ -285,9 +298,10 @@ def test_ignore_eos_masks_the_stop_ids(stop_ids):
     assert not set(outputs[0]) & set(stop_ids)
 
 
-def test_weights_stay_packed_inside_the_loop():
+@pytest.mark.parametrize("name", ["qwen35-tiny256-q8_0", "qwen35-tiny-bf16"])
+def test_weights_stay_packed_inside_the_loop(name):
     """XLA would move the unpacking in front of the loop and keep every weight in float32 while it runs."""
-    decoder = models.decoder("qwen35-tiny256-q8_0")
+    decoder = models.decoder(name)
     controls = make_controls([1.0], [477])
     state = decoder.prefill([[1, 2, 3]], [20], SLOTS, controls, K=K)
     decoder.advance(state, controls, 10**6)

@@ -58,7 +58,8 @@ def random_raw(name, rows, K, seed=0):
     fmt, rng = FORMATS[name], np.random.default_rng(seed)
     if fmt.is_plain:
         weights = rng.standard_normal((rows, K), np.float32)
-        return weights.astype(jnp.dtype(fmt.dtype)).view(np.uint8)
+        kind = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}[name]
+        return weights.astype(kind).view(np.uint8)
     raw = rng.integers(0, 256, (rows, K // fmt.block_size, fmt.block_bytes), np.uint8)
     for at in HALVES[name]:
         scales = (rng.standard_normal(raw.shape[:2]) * 0.01).astype(np.float16)

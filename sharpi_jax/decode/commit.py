@@ -30,16 +30,15 @@ def commit(
     """The state after the step.
 
     Args:
-      drafts: [B, K]. proposed, passed: [B], drafts proposed and drafts that the rule let through, from the first on.
+      drafts: [B, K]. proposed, passed: [B], drafts proposed and drafts that the rule let through, from the first on;
+        both 0 for a finished row.
       mtp: the MTP cache after drafting.
     """
     active = state.active
     accepted, next_token = _clamp_at_stop(drafts, passed, verified.logits, controls)
-    accepted = jnp.where(active, accepted, 0)
     emitted = jnp.where(active, accepted + 1, 0)
     length, budget = state.length + emitted, state.budget - emitted
     next_token = jnp.where(active, next_token, state.next_token)
-    finish = finish_code(next_token, length, budget, state.slots, controls)
     return state.replace(  # type: ignore[attr-defined, no-any-return]
         tokens=_append(state, drafts, emitted),
         length=length,
@@ -47,10 +46,10 @@ def commit(
         next_token=next_token,
         window_hidden=jnp.where(active[:, None, None], verified.hidden, state.window_hidden),
         accepted=jnp.where(active, accepted, state.accepted),
-        finish=jnp.where(active, finish, state.finish),
+        finish=finish_code(next_token, length, budget, state.slots, controls),
         trunk=_roll_trunk(cfg, state.trunk, verified.trunk, emitted),
         mtp=mtp,
-        counters=_count(state.counters, active, proposed, accepted, judgement),
+        counters=_count(state.counters, active, proposed, accepted, judgement.is_argmax),
         last=LastStep(
             position=state.length,
             token=state.next_token,
@@ -107,14 +106,14 @@ def _roll_trunk(cfg: ModelConfig, before: TrunkCache, after: TrunkCache, emitted
 
 
 def _count(
-    counters: Counters, active: jax.Array, proposed: jax.Array, accepted: jax.Array, judgement: Judgement
+    counters: Counters, active: jax.Array, proposed: jax.Array, accepted: jax.Array, is_argmax: jax.Array
 ) -> Counters:
-    offsets = jnp.arange(judgement.accept.shape[1], dtype=jnp.int32)[None, :]
-    was_proposed = (offsets < proposed[:, None]) & active[:, None]
+    offsets = jnp.arange(is_argmax.shape[1], dtype=jnp.int32)[None, :]
+    was_proposed = offsets < proposed[:, None]
     was_emitted = offsets < accepted[:, None]
     return Counters(
         steps=counters.steps + active.astype(jnp.int32),
-        accepted_argmax=counters.accepted_argmax + jnp.sum(was_emitted & judgement.is_argmax, axis=1, dtype=jnp.int32),
+        accepted_argmax=counters.accepted_argmax + jnp.sum(was_emitted & is_argmax, axis=1, dtype=jnp.int32),
         drafted_per_position=counters.drafted_per_position + was_proposed.astype(jnp.int32),
         accepted_per_position=counters.accepted_per_position + was_emitted.astype(jnp.int32),
     )

@@ -22,7 +22,8 @@ class BlockFormat:
       name: ggml's name of the type.
       block_size: weights per block.
       block_bytes: bytes per block.
-      dtype: element type of the array on the device: uint8 for packed blocks, the weights' own type for plain floats.
+      dtype: element type of the array on the device: uint8 for packed blocks, uint16 for plain floats of two bytes (as
+        floats XLA converts a whole table before it gathers a row), float32.
       decode: blocks [..., n, block_bytes] uint8 -> [..., n, block_size] float32; for plain floats [..., K] -> [..., K].
     """
 
@@ -38,13 +39,21 @@ class BlockFormat:
         return self.block_size == 1
 
 
-def _plain(weights: jax.Array) -> jax.Array:
-    return weights.astype(jnp.float32)
+def _f32(weights: jax.Array) -> jax.Array:
+    return weights
+
+
+def _f16(weights: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(weights, jnp.float16).astype(jnp.float32)
+
+
+def _bf16(weights: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(weights, jnp.bfloat16).astype(jnp.float32)
 
 
 def _half(two_bytes: jax.Array) -> jax.Array:
     """A float16 field [..., 2] uint8 as float32 [..., 1]: little-endian, as the file has it."""
-    return lax.bitcast_convert_type(two_bytes, jnp.float16).astype(jnp.float32)[..., None]
+    return _f16(lax.bitcast_convert_type(two_bytes, jnp.uint16))[..., None]
 
 
 def _signed(field: jax.Array) -> jax.Array:
@@ -84,9 +93,9 @@ def _entry(name: str, dtype: str, decode: Callable[[jax.Array], jax.Array]) -> t
 
 FORMATS: dict[str, BlockFormat] = dict(
     [
-        _entry("F32", "float32", _plain),
-        _entry("F16", "float16", _plain),
-        _entry("BF16", "bfloat16", _plain),
+        _entry("F32", "float32", _f32),
+        _entry("F16", "uint16", _f16),
+        _entry("BF16", "uint16", _bf16),
         _entry("Q8_0", "uint8", _q8_0),
         _entry("Q4_0", "uint8", _q4_0),
         _entry("Q6_K", "uint8", _q6_k),

@@ -42,10 +42,7 @@ def _tied_to(x: jax.Array, weight: Packed) -> Packed:
         return weight
     first = x.reshape(-1)[0]
     flip = (first != first) & (first == first)
-    if not weight.block_format.is_plain:
-        return Packed(weight.blocks ^ flip.astype(jnp.uint8), weight.format)
-    bits = lax.bitcast_convert_type(weight.blocks, jnp.uint16) ^ flip.astype(jnp.uint16)
-    return Packed(lax.bitcast_convert_type(bits, weight.blocks.dtype), weight.format)
+    return Packed(weight.blocks ^ flip.astype(weight.blocks.dtype), weight.format)
 
 
 def rows_dot(x: jax.Array, dense: jax.Array, dtype: str = "float32") -> jax.Array:
