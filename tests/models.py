@@ -45,9 +45,12 @@ def reference(name: str) -> dict[str, np.ndarray]:
 
 
 def committed(state: DecodeState, row: int) -> list[np.ndarray]:
-    """Every committed array of one row's trunk caches: keys and values below length, conv window, delta state."""
-    arrays: list[np.ndarray] = []
-    length = int(state.length[row])
+    """Keys and values below a row's length, conv windows, delta states, and the hidden of its last position.
+
+    The hidden is there because no cache holds what the last layer makes of its attention.
+    """
+    length, accepted = int(state.length[row]), int(state.accepted[row])
+    arrays: list[np.ndarray] = [np.asarray(state.window_hidden[row])[accepted]]
     for layer in jax.device_get(state.trunk.layers):
         match layer:
             case KVCache():

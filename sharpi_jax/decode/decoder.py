@@ -85,10 +85,8 @@ class Decoder:
         wanted = max(prompt_tokens + max_tokens, MIN_SLOTS)
         slots = ctx_size or min(1 << (wanted - 1).bit_length(), most)
         if prompt_tokens > slots:
-            raise OptionError(
-                f"the prompt has {prompt_tokens} tokens, but the context holds {slots}; "
-                f"shorten it or raise ctx_size (the model's most is {most})."
-            )
+            fix = "shorten it" if slots == most else f"shorten it or raise ctx_size (the model's most is {most})"
+            raise OptionError(f"the prompt has {prompt_tokens} tokens, but the context holds {slots}; {fix}.")
         return slots
 
     def prefill(

@@ -1,8 +1,8 @@
 """Gated full attention with a per-row cache.
 
-What must not be got wrong: a query row's bits must not depend on how many rows the window has. One einsum over a window
-of T rows does (XLA chooses another kernel by T), so decode windows go one query row at a time; prompts, whose shape is
-the same with and without drafting, take the single einsum.
+What must not be got wrong: a query's bits must depend neither on how many queries the window has nor on how many rows
+the batch has. One einsum does (XLA chooses its kernels by size), so decode windows go one query at a time; prompts,
+whose shape is the same with and without drafting, take the single einsum.
 """
 
 import jax
@@ -33,14 +33,7 @@ def attention(
     cache = _write(cache, k, v, window)
 
     q = q.reshape(B, T, cfg.key_heads, cfg.heads // cfg.key_heads, cfg.head_dim) * cfg.head_dim**-0.5
-    if window.row_exact:
-        per_row = lax.map(
-            lambda row: _attend(row[0][:, None], row[1][:, None], cache)[:, 0],
-            (jnp.moveaxis(q, 1, 0), jnp.moveaxis(window.positions, 1, 0)),
-        )
-        mixed = jnp.moveaxis(per_row, 0, 1)
-    else:
-        mixed = _attend(q, window.positions, cache)
+    mixed = (_attend_one_by_one if window.row_exact else _attend)(q, window.positions, cache)
     mixed = mixed.reshape(B, T, -1) * jax.nn.sigmoid(q_gate[..., 1, :].reshape(B, T, -1))
     return matmul(mixed, p.out, cfg.dtype), cache
 
@@ -53,6 +46,23 @@ def _write(cache: KVCache, k: jax.Array, v: jax.Array, window: Window) -> KVCach
         cache.k.at[rows, slots].set(k.astype(cache.k.dtype), mode="drop"),
         cache.v.at[rows, slots].set(v.astype(cache.v.dtype), mode="drop"),
     )
+
+
+def _attend_one_by_one(q: jax.Array, positions: jax.Array, cache: KVCache) -> jax.Array:
+    """As `_attend`, a row after the other and in it a query after the other: bits depend on neither B nor T."""
+
+    def one_row(row: tuple[jax.Array, ...]) -> jax.Array:
+        q_row, positions_row, k, v = row
+
+        def one_query(query: tuple[jax.Array, jax.Array]) -> jax.Array:
+            q_one, position = query
+            return _attend(q_one[None, None], position[None, None], KVCache(k[None], v[None]))[0, 0]
+
+        out: jax.Array = lax.map(one_query, (q_row, positions_row))
+        return out
+
+    mixed: jax.Array = lax.map(one_row, (q, positions, cache.k, cache.v))
+    return mixed
 
 
 def _attend(q: jax.Array, positions: jax.Array, cache: KVCache) -> jax.Array:
