@@ -126,8 +126,10 @@ def test_case_5_the_end_of_the_context(left, right):
     plain = finish([prompt], [100], slots=48, K=0)
     state = finish([prompt], [100], drafter, slots=48)
     assert output(state) == output(plain)
-    assert len(output(state)) == left
+    assert len(output(state)) == left == state.emitted[0]
     assert reason(state) == reason(plain) == "context"
+    if right == 0:  # a token a step: with r positions left, r - 1 drafts can follow the certain token
+        assert row_statistics(state, 0).drafted == sum(min(K, r - 1) for r in range(1, left + 1))
     for a, b in zip(models.committed(plain, 0), models.committed(state, 0), strict=True):
         assert models.same_bits(a, b)
 
@@ -284,7 +286,7 @@ def test_every_p_min_above_one_half_gives_the_ids_of_one():
         assert len({row_statistics(state, row) for row in range(8)}) == 1
 
 
-@pytest.mark.parametrize("stop_ids", [(477,), (GREEDY[6], GREEDY[3])])
+@pytest.mark.parametrize("stop_ids", [(477,), (GREEDY[6], GREEDY[3]), (GREEDY[0],)])
 def test_ignore_eos_masks_the_stop_ids(stop_ids):
     """They neither stop nor appear, and drafting changes nothing."""
     decoder = models.decoder(MODEL)
