@@ -2,19 +2,18 @@
 
     python bench/drafting.py [--model=FILE.gguf] [--prompt=TEXT] [--max_tokens=64] [--rounds=5] [--p_min=1]
 
-Without a model it takes the tests' fixture, whose numbers say something about overhead and nothing about real models.
+Without a model it takes the demo model that ships with the package: small, but with a trained head.
 """
 
 import statistics
-from pathlib import Path
 
 from absl import app, flags
 
 import sharpi_jax
+from sharpi_jax.assets import DEMO_MODEL, DEMO_PROMPT
 
-_FIXTURE = Path(__file__).parent.parent / "tests" / "data" / "qwen35-tiny-f32.gguf"
-_MODEL = flags.DEFINE_string("model", str(_FIXTURE), "GGUF file")
-_PROMPT = flags.DEFINE_string("prompt", "The quiet clock follows the golden mountain. Why does", "text to continue")
+_MODEL = flags.DEFINE_string("model", str(DEMO_MODEL), "GGUF file")
+_PROMPT = flags.DEFINE_string("prompt", DEMO_PROMPT, "text to continue")
 _MAX_TOKENS = flags.DEFINE_integer("max_tokens", 64, "tokens per run")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "runs per side, after one to compile")
 _P_MIN = flags.DEFINE_float("p_min", 1.0, "acceptance threshold on the target's probability")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sharpi_jax import checkpoint
+from sharpi_jax.assets import DEMO_MODEL
 from sharpi_jax.checkpoint.detokenizer import StreamingDetokenizer
 from sharpi_jax.decode.decoder import Decoder
 from sharpi_jax.decode.generate import stream
@@ -126,10 +127,11 @@ class Model:
         return score(self.decoder, token_ids)
 
 
-def load(path: str | Path, *, dtype: str = "float32", cache_dtype: str = "float32") -> Model:
+def load(path: str | Path = DEMO_MODEL, *, dtype: str = "float32", cache_dtype: str = "float32") -> Model:
     """Reads a GGUF file and puts its weights on the default device, packed as they are.
 
     Args:
+      path: the file; without one, the demo model that the package holds.
       dtype: type of the operands of matrix products, one of DTYPES. cache_dtype: of keys and values, of CACHE_DTYPES.
 
     Raises:

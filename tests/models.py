@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from sharpi_jax import checkpoint
-from sharpi_jax.api import Model
+from sharpi_jax.api import Model, load
 from sharpi_jax.decode.decoder import Decoder
 from sharpi_jax.decode.state import DecodeState
 from sharpi_jax.model.cache import DeltaState, KVCache
@@ -35,6 +35,12 @@ def model(name: str) -> Model:
     facade = Model(read(name), "float32", "float32")
     facade.decoder = decoder(name)
     return facade
+
+
+@functools.cache
+def demo() -> Model:
+    """The model that ships with the package: the one with a trained head."""
+    return load()
 
 
 @functools.cache

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from sharpi_jax.decode.draft import draft_step
+
 
 @struct.dataclass
 class ScriptedDrafter:
@@ -26,3 +28,12 @@ class ScriptedDrafter:
         true = jnp.take_along_axis(self.truth, slots, axis=1)
         wrong = jnp.take_along_axis(self.wrong, slots, axis=1)
         return jnp.where(offsets < right, true, wrong), state.mtp
+
+
+@struct.dataclass
+class ShiftedDrafter:
+    """A control: the MTP head's drafts, each proposed one position too early, the first last."""
+
+    def __call__(self, params, cfg, state, K):
+        drafts, cache = draft_step(params, cfg, state, K)
+        return jnp.roll(drafts, -1, axis=1), cache

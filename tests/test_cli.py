@@ -55,6 +55,14 @@ def one_line(err: str) -> str:
 # --- whole runs ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("flag", "kept"), [("--compile_cache", True), ("--no_compile_cache", False)])
+def test_compiled_programs_are_kept_unless_told_not_to(flag: str, kept: bool, data_dir: Path, tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")} | {"XDG_CACHE_HOME": str(tmp_path)}
+    argv = [f"--model={data_dir / 'qwen35-tiny-nomtp-f16.gguf'}", "--prompt=Why does", "--max_tokens=2", flag]
+    assert program(*argv, env=environment | {"JAX_PLATFORMS": "cpu"}).returncode == 0
+    assert any(path.is_file() for path in tmp_path.rglob("*")) == kept
+
+
 def test_greedy_run(base: list[str], spec: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     done = program(*base, "--spec-draft-n-max", "3", f"--output_json={path}")

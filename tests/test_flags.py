@@ -269,8 +269,7 @@ def test_there_are_configs() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--prompt=x"], "no model; give --model=FILE.gguf."),
-        ([], "no model; give --model=FILE.gguf."),
+        (["--model=", "--prompt=x"], "flag --model needs a path; without the flag the embedded demo model runs."),
         (["--spec_draft_p_min=nan", "--model=x"], "flag --spec_draft_p_min=nan: must be a number from 0 to 1."),
         (["decode"], "unknown subcommand 'decode'; the subcommands are run and inspect."),
         (["x.gguf"], "did you mean --model=x.gguf?"),
@@ -321,7 +320,7 @@ def test_help_says_what_p_min_is(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_quick_does_not_import_jax_or_define_global_flags() -> None:
     script = (
         "import sys; from absl import flags; before = set(flags.FLAGS); from sharpi_jax.cli.main import main;"
-        "codes = [main(['--help']), main(['--version']), main(['--prompt=x']), main(['--model=x', '--bad'])];"
+        "codes = [main(['--help']), main(['--version']), main(['--model=']), main(['--model=x', '--bad'])];"
         "assert codes == [0, 0, 2, 2], codes; assert 'jax' not in sys.modules; assert set(flags.FLAGS) == before"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

@@ -11,12 +11,13 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MAY_IMPORT = {
     "errors": set(),
     "version": set(),
+    "assets": set(),
     "quant": {"errors"},
     "model": {"errors", "quant"},
     "decode": {"errors", "quant", "model"},
     "checkpoint": {"errors", "quant", "model"},
-    "api": {"errors", "quant", "model", "decode", "checkpoint"},
-    "cli": {"errors", "version", "api", "checkpoint", "decode"},
+    "api": {"errors", "assets", "quant", "model", "decode", "checkpoint"},
+    "cli": {"errors", "assets", "version", "api", "checkpoint", "decode"},
     "__init__": {"errors", "version", "api", "decode"},
     "__main__": {"cli"},
 }

@@ -258,11 +258,14 @@ def _build_bpe(ids: dict[str, int], merges: Sequence[str], pre: str) -> Any:
             f"the model file's merges do not fit its tokens ({_shown(str(error))}); the file is damaged, so "
             "download it again."
         ) from None
-    splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated") for pattern in _PATTERNS[pre]]
-    engine.pre_tokenizer = pre_tokenizers.Sequence(
-        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    engine.pre_tokenizer = pre_tokenizer(pre)
     return engine
+
+
+def pre_tokenizer(pre: str) -> Any:
+    """What cuts text into words before the merges, for a `tokenizer.ggml.pre` (a key of _PATTERNS)."""
+    splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated") for pattern in _PATTERNS[pre]]
+    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def _shown(value: object) -> str:

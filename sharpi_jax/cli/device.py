@@ -19,13 +19,15 @@ _JAX_PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
 _EXTRAS = {"gpu": "cuda", "tpu": "tpu"}
 
 
-def configure(platform: str | None, threads: int | None) -> None:
+def configure(platform: str | None, threads: int | None, *, compile_cache: bool = True) -> None:
     """Sets the environment that JAX will read; None leaves it as it is."""
     if platform is not None:
         os.environ["JAX_PLATFORMS"] = _JAX_PLATFORMS[platform]
     if threads is not None:
         os.environ["NPROC"] = str(threads)
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    if not compile_cache:
+        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    elif "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = _cache_folder()
         with contextlib.suppress(OSError):  # a home that cannot be written costs compiling anew, nothing else
             folder.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ class Flag:
       help: what it does, for `--help`.
       parser: turns the typed text into the value; its ValueError becomes the message of a usage error.
       metavar: stands for the value in `--help`; a flag without one is boolean.
-      default: as it would be typed; None means not given.
+      default: as it would be typed; None means not given, false for a boolean.
       repeated: may be given several times; the value is a list.
     """
 
@@ -126,7 +126,7 @@ def _define(sections: Sequence[Section]) -> flags.FlagValues:
         if flag.name == "flagfile":  # absl's own, expanded before the parse
             continue
         kind = flags.MultiFlag if flag.repeated else flags.Flag
-        parser, default = (flag.parser, flag.default) if flag.metavar else (Boolean(), "false")
+        parser, default = (flag.parser, flag.default) if flag.metavar else (Boolean(), flag.default or "false")
         flags.DEFINE_flag(kind(parser, None, flag.name, default, flag.help, boolean=not flag.metavar), table)
     return table
 

@@ -42,25 +42,11 @@ def statistics(generation: Generation) -> list[str]:
     """The figures of one run, a line each."""
     stats, timing = generation.stats, generation.timing
     lines = [
-        f"prompt:   {_rate(timing.prefill_tokens, timing.prefill_s)}",
-        f"decode:   {_rate(timing.decode_tokens, timing.decode_s)}",
-    ]
-    if generation.drafting:
-        by_position = "  ".join(
-            f"{index + 1}: {accepted}/{drafted}"
-            for index, (accepted, drafted) in enumerate(
-                zip(stats.accepted_per_position, stats.drafted_per_position, strict=True)
-            )
-        )
-        lines += [
-            f"accepted: {stats.accepted}/{stats.drafted} ({stats.acceptance_rate:.1%}), "
-            f"{stats.accepted_argmax} by argmax, {stats.accepted_p_min} by p_min",
-            f"by draft: {by_position}",
-            f"length:   {stats.mean_accepted_length:.2f} tokens per step on average, {count(stats.steps, 'step')}",
-        ]
-    lines += [
+        f"prompt:   {rate(timing.prefill_tokens, timing.prefill_s)}",
+        f"decode:   {rate(timing.decode_tokens, timing.decode_s)}",
+        *drafting(generation),
         f"compile:  {timing.compile_s:.2f} s, not counted above",
-        f"finish:   {generation.finish_reason} ({_REASONS.get(generation.finish_reason, 'unknown')})",
+        finish(generation),
     ]
     if stats.drafted >= DEAD_HEAD_DRAFTS and stats.accepted == 0:
         lines.append(
@@ -70,11 +56,36 @@ def statistics(generation: Generation) -> list[str]:
     return lines
 
 
+def drafting(generation: Generation) -> list[str]:
+    """What became of the drafts, a line each; nothing for a run without."""
+    stats = generation.stats
+    if not generation.drafting:
+        return []
+    by_position = "  ".join(
+        f"{index + 1}: {accepted}/{drafted}"
+        for index, (accepted, drafted) in enumerate(
+            zip(stats.accepted_per_position, stats.drafted_per_position, strict=True)
+        )
+    )
+    return [
+        f"accepted: {stats.accepted}/{stats.drafted} ({stats.acceptance_rate:.1%}), "
+        f"{stats.accepted_argmax} by argmax, {stats.accepted_p_min} by p_min",
+        f"by draft: {by_position}",
+        f"length:   {stats.mean_accepted_length:.2f} tokens per step on average, {count(stats.steps, 'step')}",
+    ]
+
+
+def finish(generation: Generation) -> str:
+    """Why the run ended."""
+    reason = generation.finish_reason
+    return f"finish:   {reason} ({_REASONS.get(reason, 'unknown')})"
+
+
 def turn_line(generation: Generation) -> str:
     """The figures of one turn of a conversation, on one line."""
     timing, stats = generation.timing, generation.stats
     drafts = f", accepted {stats.accepted}/{stats.drafted} ({stats.acceptance_rate:.1%})" if generation.drafting else ""
-    return f"[{_rate(timing.decode_tokens, timing.decode_s)}{drafts}]"
+    return f"[{rate(timing.decode_tokens, timing.decode_s)}{drafts}]"
 
 
 def document(flags: RunFlags, generation: Generation) -> dict[str, Any]:
@@ -104,7 +115,8 @@ def document(flags: RunFlags, generation: Generation) -> dict[str, Any]:
     return result | ({"steps": [step.as_dict() for step in generation.steps]} if flags.trace else {})
 
 
-def _rate(tokens: int, seconds: float) -> str:
+def rate(tokens: int, seconds: float) -> str:
+    """Tokens, seconds and their ratio."""
     if not seconds:
         return count(tokens, "token")
     return f"{count(tokens, 'token')} in {seconds:.3f} s, {tokens / seconds:.1f} tokens/s"

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sharpi_jax.cli import chat, device, json_file, report
+from sharpi_jax.cli import chat, demo, device, json_file, report
 from sharpi_jax.cli.flagset import render
 from sharpi_jax.cli.prompt import read_prompt
 from sharpi_jax.cli.run_flags import SECTIONS, RunFlags, check_run, parse_run
@@ -26,7 +26,8 @@ if TYPE_CHECKING:  # api imports JAX, and `--help` must not
 HELP = """\
 sharpi-jax: decodes GGUF language models, drafting with their own multi-token-prediction (MTP) head.
 
-usage: sharpi-jax [run] --model=FILE.gguf --prompt=TEXT [flags]
+usage: sharpi-jax                              the embedded demo model, with MTP off and on
+       sharpi-jax [run] --model=FILE.gguf --prompt=TEXT [flags]
        sharpi-jax inspect FILE.gguf [--tensors] [--metadata]
 
 examples:
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"sharpi-jax {__version__}")
         return 0
     flags = check_run(parsed)
-    device.configure(flags.platform, flags.threads)
+    device.configure(flags.platform, flags.threads, compile_cache=flags.compile_cache)
     _check_model(flags.model)
     prompt = read_prompt(flags)
     if flags.output_json is not None:
@@ -63,6 +64,8 @@ def main(argv: Sequence[str]) -> int:
         chat.template_of(model)  # before the user has typed anything
     if prompt is None:
         chat.converse(model, flags)
+    elif demo.is_comparison(flags):
+        demo.compare(model, flags, prompt)
     else:
         _once(model, flags, prompt)
     return 0

@@ -12,6 +12,7 @@ from typing import Any
 
 from absl import flags
 
+from sharpi_jax.assets import DEMO_MODEL
 from sharpi_jax.cli.flagset import Choice, Flag, Integer, Parsed, Section, parse
 from sharpi_jax.cli.usage import UsageError
 from sharpi_jax.decode.options import MAX_DRAFT, SPEC_TYPES, DecodeOptions
@@ -79,7 +80,7 @@ SECTIONS = (
     Section(
         "Model",
         (
-            Flag("model", "the GGUF file (-m)", "FILE"),
+            Flag("model", "the GGUF file (-m); unset: the embedded demo model, with MTP off and on", "FILE"),
             Flag("dtype", "arithmetic: float32 or bfloat16", "TYPE", Choice("float32", "bfloat16"), "float32"),
             Flag(
                 "cache_dtype",
@@ -149,6 +150,12 @@ SECTIONS = (
         "Machine",
         (
             Flag("platform", "cpu, gpu or tpu; unset: JAX chooses", "NAME", Choice(*PLATFORMS)),
+            Flag(
+                "compile_cache",
+                "keep compiled programs in your cache folder, so that only a first run compiles; off: "
+                "--no_compile_cache",
+                default="true",
+            ),
             Flag("threads", "size of XLA's CPU thread pool (sets NPROC); unset: one per core", "N", Integer(1, 1024)),
         ),
     ),
@@ -160,6 +167,7 @@ class RunFlags:
     """What the user chose, checked as far as it can be without the model.
 
     Attributes:
+      model: a path; is_demo says that it is the embedded model's, since none was given.
       prompt, prompt_file, prompt_ids: at most one is set.
       options: what decoding needs; a spec_draft_p_min of 0 is already 1 here.
       p_min_unset: whether spec_draft_p_min was given as 0.
@@ -167,6 +175,7 @@ class RunFlags:
     """
 
     model: str
+    is_demo: bool
     dtype: str
     cache_dtype: str
     prompt: str | None
@@ -179,6 +188,7 @@ class RunFlags:
     trace: bool
     platform: str | None
     threads: int | None
+    compile_cache: bool
     options: DecodeOptions
     p_min_unset: bool
 
@@ -197,15 +207,17 @@ def check_run(parsed: Parsed, environ: Mapping[str, str] = os.environ) -> RunFla
     values = parsed.values
     if parsed.positional:
         raise UsageError(_unexpected(parsed.positional[0], values["model"]))
-    if not values["model"]:
-        raise UsageError("no model; give --model=FILE.gguf.")
+    if values["model"] == "":
+        raise UsageError("flag --model needs a path; without the flag the embedded demo model runs.")
     _check_prompt(values)
     if values["output_json"] == "":
         raise UsageError("flag --output_json needs a path, or - for standard output.")
     p_min = values["spec_draft_p_min"]
     return RunFlags(
-        **{name: values[name] for name in (*PROMPT_FLAGS, "model", "dtype", "cache_dtype", "chat", "system_prompt")},
-        **{name: values[name] for name in ("output_json", "platform", "threads")},
+        **{name: values[name] for name in (*PROMPT_FLAGS, "dtype", "cache_dtype", "chat", "system_prompt")},
+        **{name: values[name] for name in ("output_json", "platform", "threads", "compile_cache")},
+        model=values["model"] or str(DEMO_MODEL),
+        is_demo=values["model"] is None,
         stop=tuple(values["stop"] or ()),
         trace=values["trace_mtp"] or environ.get("SHARPI_TRACE_MTP") == "1",
         options=DecodeOptions(

@@ -1,0 +1,57 @@
+"""What a run without --model shows: the embedded model, with MTP off and on, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from sharpi_jax.cli import report
+from sharpi_jax.cli.run_flags import RunFlags
+from sharpi_jax.cli.terminal import count, note, write_text
+
+if TYPE_CHECKING:  # api imports JAX, and `--help` must not
+    from sharpi_jax.api import Generation, Model
+
+
+def is_comparison(flags: RunFlags) -> bool:
+    """Whether this run compares: on the embedded model, unless a flag asks for one run and what it has to say."""
+    return flags.is_demo and not (flags.chat or flags.trace or flags.output_json) and flags.options.spec_type == "auto"
+
+
+def compare(model: Model, flags: RunFlags, prompt: str | tuple[int, ...]) -> None:
+    """Runs the prompt without and with drafts: the text to standard output, the comparison to standard error."""
+    note("the demo model that ships with sharpi_jax; for one of your own give --model=FILE.gguf")
+    for line in report.notices(flags, model):
+        note(line)
+    shown = f"{prompt}" if isinstance(prompt, str) else ""
+    write_text(shown)
+    plain_options = dataclasses.replace(flags.options, spec_type="none")
+    plain = model.generate(prompt, plain_options, stop=flags.stop, on_text=write_text)
+    write_text("\n")
+    drafted = model.generate(prompt, flags.options, stop=flags.stop)
+    if drafted.output_ids != plain.output_ids:  # a lossy rule: here is what it wrote
+        note("with MTP on the text is another:")
+        write_text(f"{shown}{drafted.text}\n")
+    for line in _comparison(plain, drafted):
+        note(line)
+
+
+def _comparison(plain: Generation, drafted: Generation) -> list[str]:
+    ratio = drafted.timing.decode_tokens_per_s / plain.timing.decode_tokens_per_s if plain.timing.decode_tokens else 0.0
+    return [
+        f"MTP off:  {report.rate(plain.timing.decode_tokens, plain.timing.decode_s)}",
+        f"MTP on:   {report.rate(drafted.timing.decode_tokens, drafted.timing.decode_s)}"
+        + (f", {ratio:.2f} times" if ratio else ""),
+        f"outputs:  {_verdict(plain.output_ids, drafted.output_ids)}",
+        *report.drafting(drafted),
+        f"compile:  {plain.timing.compile_s + drafted.timing.compile_s:.2f} s, not counted above",
+        report.finish(drafted),
+    ]
+
+
+def _verdict(plain: tuple[int, ...], drafted: tuple[int, ...]) -> str:
+    if plain == drafted:
+        return f"identical, all {count(len(plain), 'token')}"
+    same = next((i for i, pair in enumerate(zip(plain, drafted, strict=False)) if pair[0] != pair[1]), None)
+    same = min(len(plain), len(drafted)) if same is None else same
+    return f"different from output token {same + 1} on, as a lossy --spec_draft_p_min allows"

