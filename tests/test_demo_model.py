@@ -80,7 +80,7 @@ def test_acceptance_on_held_out_prompts():
 
 def test_the_head_agrees_with_the_trunk_on_held_out_text():
     model = models.demo()
-    windows = [np.asarray(w, np.int32) for w in HELD_OUT["windows"]]
+    windows = [np.asarray(window, np.int32) for window in HELD_OUT["windows"]]
     hits = measures.depth_agreement(model.decoder.params, model.config, windows)
     assert hits.hits.shape[1] >= 10_000
     assert hits.rate(1) >= 0.65

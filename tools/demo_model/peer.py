@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 
+import numpy as np
 from absl import app, flags
 
 import sharpi_jax
@@ -73,6 +74,26 @@ def _url(path: str) -> str:
     return f"http://127.0.0.1:{_PORT.value}/{path}"
 
 
+def compare(model: sharpi_jax.Model, runs: list[dict]) -> Iterator[str]:
+    """How the package's own runs of the same file compare: tokens, and counts where the tokens are equal."""
+    same_tokens, same_counts = 0, 0
+    for index, run in enumerate(runs):
+        for depth in DEPTHS:
+            # The server emits the first token outside its steps: its N + 1 tokens are our N.
+            options = sharpi_jax.DecodeOptions(max_tokens=TOKENS - 1, spec_draft_n_max=depth, ignore_eos=True)
+            ours = model.generate(run["prompt"], options)
+            same_counts += [ours.stats.drafted, ours.stats.accepted] == run["counts"][depth]
+        pairs = enumerate(zip(ours.output_ids, run["tokens"], strict=False))
+        parting = next((at for at, (a, b) in pairs if a != b), None)
+        same_tokens += parting is None
+        if parting is not None:
+            logits = np.sort(model.score([*run["prompt"], *ours.output_ids[:parting]]).logits[-1])
+            lead = logits[-1] - logits[-2]
+            yield f"prompt {index} parts at token {parting + 1}, where our first choice leads by {lead:.4f}"
+    yield f"tokens equal on {same_tokens} of {len(runs)} prompts"
+    yield f"drafted and accepted counts equal in {same_counts} of {len(runs) * len(DEPTHS)} runs"
+
+
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]}")
@@ -93,7 +114,8 @@ def main(argv: list[str]) -> None:
             run["counts"][depth] = [timings["draft_n"], timings["draft_n_accepted"]]
     lines = ",\n".join(json.dumps(run) for run in runs)
     pathlib.Path(_OUT.value).write_text(f"[\n{lines}\n]\n")
-    print(f"{len(runs)} prompts, {TOKENS} tokens each, drafts of {DEPTHS}")
+    for line in compare(model, runs):
+        print(line)
 
 
 if __name__ == "__main__":
