@@ -141,6 +141,12 @@ def test_a_lossy_run_shows_both_texts_and_where_they_part(capsys):
     assert "outputs:  different from output token " in err
 
 
+@pytest.mark.parametrize(("tokens", "said"), [(0, "all 0 tokens"), (1, "all 1 token")])
+def test_the_comparison_of_next_to_nothing(tokens, said, capsys):
+    assert main([f"--max_tokens={tokens}", f"--prompt={DEMO_PROMPT}"]) == 0
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flag", ["--spec_type=none", "--trace_mtp", "--spec_type=mtp"])
 def test_a_flag_that_asks_for_one_run_gets_one(flag, capsys):
     assert main(["--max_tokens=4", "--prompt=And he said", flag]) == 0

@@ -23,7 +23,7 @@ def compare(model: Model, flags: RunFlags, prompt: str | tuple[int, ...]) -> Non
     note("the demo model that ships with sharpi_jax; for one of your own give --model=FILE.gguf")
     for line in report.notices(flags, model):
         note(line)
-    shown = f"{prompt}" if isinstance(prompt, str) else ""
+    shown = prompt if isinstance(prompt, str) else ""
     write_text(shown)
     plain_options = dataclasses.replace(flags.options, spec_type="none")
     plain = model.generate(prompt, plain_options, stop=flags.stop, on_text=write_text)
@@ -37,14 +37,14 @@ def compare(model: Model, flags: RunFlags, prompt: str | tuple[int, ...]) -> Non
 
 
 def _comparison(plain: Generation, drafted: Generation) -> list[str]:
-    ratio = drafted.timing.decode_tokens_per_s / plain.timing.decode_tokens_per_s if plain.timing.decode_tokens else 0.0
+    off, on = plain.timing, drafted.timing
+    ratio = f", {on.decode_tokens_per_s / off.decode_tokens_per_s:.2f} times" if off.decode_tokens_per_s else ""
     return [
-        f"MTP off:  {report.rate(plain.timing.decode_tokens, plain.timing.decode_s)}",
-        f"MTP on:   {report.rate(drafted.timing.decode_tokens, drafted.timing.decode_s)}"
-        + (f", {ratio:.2f} times" if ratio else ""),
+        f"MTP off:  {report.rate(off.decode_tokens, off.decode_s)}",
+        f"MTP on:   {report.rate(on.decode_tokens, on.decode_s)}{ratio}",
         f"outputs:  {_verdict(plain.output_ids, drafted.output_ids)}",
         *report.drafting(drafted),
-        f"compile:  {plain.timing.compile_s + drafted.timing.compile_s:.2f} s, not counted above",
+        f"compile:  {off.compile_s + on.compile_s:.2f} s, not counted above",
         report.finish(drafted),
     ]
 
