@@ -4,6 +4,7 @@
 (tools/demo_model/peer.py); `data/demo_heldout.json` prompts and text that training never saw (evaluate.py).
 """
 
+import dataclasses
 import json
 import tomllib
 from pathlib import Path
@@ -17,6 +18,7 @@ from scripted import ShiftedDrafter
 import sharpi_jax
 from sharpi_jax.api import Model
 from sharpi_jax.assets import DEMO_MODEL, DEMO_PROMPT
+from sharpi_jax.cli import demo, run_flags
 from sharpi_jax.cli.main import main
 from sharpi_jax.decode.decoder import Decoder
 from tools.demo_model import measures
@@ -27,12 +29,9 @@ HELD_OUT = json.loads((models.DATA / "demo_heldout.json").read_text())
 TOKENS = 64
 
 
-def acceptance(model: Model, K: int) -> tuple[float, float]:
-    """(accepted / drafted, mean accepted length) over 20 held-out prompts, up to each output's first repetition."""
-    runs = measures.decode(model, HELD_OUT["prompts"][:20], K, 1.0, TOKENS)
-    counts = [measures.counts_before_loop(run) for run in runs]
-    drafted, accepted, steps = (sum(getattr(c, name) for c in counts) for name in ("drafted", "accepted", "steps"))
-    return accepted / drafted, 1 + accepted / steps
+def counts(model: Model, K: int) -> measures.Counts:
+    """Over 20 held-out prompts, up to each output's first repetition."""
+    return measures.counts_before_loops(measures.decode(model, HELD_OUT["prompts"][:20], K, 1.0, TOKENS))
 
 
 def test_it_is_the_default_and_small_and_in_the_wheel():
@@ -72,10 +71,8 @@ def test_tokens_and_counts_are_llama_cpps(K):
 
 
 def test_acceptance_on_held_out_prompts():
-    rate, _ = acceptance(models.demo(), 1)
-    _, length = acceptance(models.demo(), 3)
-    assert rate >= 0.60
-    assert length >= 2.2
+    assert counts(models.demo(), 1).acceptance_rate >= 0.60
+    assert counts(models.demo(), 3).mean_accepted_length >= 2.2
 
 
 def test_the_head_agrees_with_the_trunk_on_held_out_text():
@@ -96,7 +93,7 @@ def test_bits_per_byte_on_held_out_text():
 def test_swapped_halves_of_the_mtp_input_cost_a_quarter_of_the_acceptance():
     wrong = sharpi_jax.load()
     wrong.decoder = Decoder(measures.swapped_halves(wrong.decoder.params), wrong.config)
-    assert acceptance(wrong, 1)[0] <= 0.75 * acceptance(models.demo(), 1)[0]
+    assert counts(wrong, 1).acceptance_rate <= 0.75 * counts(models.demo(), 1).acceptance_rate
 
 
 class ShiftedDecoder(Decoder):
@@ -139,6 +136,23 @@ def test_a_lossy_run_shows_both_texts_and_where_they_part(capsys):
     assert out.count(DEMO_PROMPT) == 2
     assert "is lossy" in err
     assert "outputs:  different from output token " in err
+
+
+def test_a_difference_under_an_exact_rule_is_called_a_fault(capsys, monkeypatch):
+    """Against a second run that a lossy rule made, under flags that say exact."""
+    flags = run_flags.check_run(run_flags.parse_run(["--max_tokens=24"]))
+    model = models.demo()
+    lossy = dataclasses.replace(flags.options, spec_draft_p_min=0.01)
+    honest = model.generate
+
+    def wrong(prompt, options, **rest):
+        return honest(prompt, options if options.spec_type == "none" else lossy, **rest)
+
+    monkeypatch.setattr(model, "generate", wrong)
+    demo.compare(model, flags, DEMO_PROMPT)
+    err = capsys.readouterr().err
+    assert "on, which must not happen: please report it" in err
+    assert "lossy" not in err
 
 
 @pytest.mark.parametrize(("tokens", "said"), [(0, "all 0 tokens"), (1, "all 1 token")])

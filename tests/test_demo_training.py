@@ -18,9 +18,17 @@ from tools.demo_model.model import CONFIG, init_trainable, to_params
 TEXT = "The king said to his servants, Go, and tell my people what you have seen.\n" * 40
 WORDS = vocabulary.train_vocabulary([TEXT, " ".join(map(str, range(500)))], 300)
 TINY = dataclasses.replace(
-    CONFIG, width=64, ffn_width=96, vocab_size=300, head_dim=32, rope_dims=16, delta_head_dim=16, delta_heads=4
+    CONFIG,
+    width=64,
+    ffn_width=96,
+    vocab_size=300,
+    head_dim=32,
+    rope_dims=16,
+    delta_head_dim=16,
+    delta_heads=4,
+    delta_key_heads=2,
+    norm_eps=float(np.float32(1e-6)),  # as a GGUF holds it
 )
-TINY = dataclasses.replace(TINY, delta_key_heads=2, norm_eps=float(np.float32(1e-6)))  # as a GGUF holds it
 
 
 @pytest.fixture(scope="module")

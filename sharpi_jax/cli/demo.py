@@ -29,29 +29,30 @@ def compare(model: Model, flags: RunFlags, prompt: str | tuple[int, ...]) -> Non
     plain = model.generate(prompt, plain_options, stop=flags.stop, on_text=write_text)
     write_text("\n")
     drafted = model.generate(prompt, flags.options, stop=flags.stop)
-    if drafted.output_ids != plain.output_ids:  # a lossy rule: here is what it wrote
+    if drafted.output_ids != plain.output_ids:
         note("with MTP on the text is another:")
         write_text(f"{shown}{drafted.text}\n")
-    for line in _comparison(plain, drafted):
+    for line in _comparison(plain, drafted, exact=flags.options.spec_draft_p_min > 0.5):
         note(line)
 
 
-def _comparison(plain: Generation, drafted: Generation) -> list[str]:
+def _comparison(plain: Generation, drafted: Generation, *, exact: bool) -> list[str]:
     off, on = plain.timing, drafted.timing
     ratio = f", {on.decode_tokens_per_s / off.decode_tokens_per_s:.2f} times" if off.decode_tokens_per_s else ""
     return [
         f"MTP off:  {report.rate(off.decode_tokens, off.decode_s)}",
         f"MTP on:   {report.rate(on.decode_tokens, on.decode_s)}{ratio}",
-        f"outputs:  {_verdict(plain.output_ids, drafted.output_ids)}",
+        f"outputs:  {_verdict(plain.output_ids, drafted.output_ids, exact=exact)}",
         *report.drafting(drafted),
         f"compile:  {off.compile_s + on.compile_s:.2f} s, not counted above",
         report.finish(drafted),
     ]
 
 
-def _verdict(plain: tuple[int, ...], drafted: tuple[int, ...]) -> str:
+def _verdict(plain: tuple[int, ...], drafted: tuple[int, ...], *, exact: bool) -> str:
     if plain == drafted:
         return f"identical, all {count(len(plain), 'token')}"
-    same = next((i for i, pair in enumerate(zip(plain, drafted, strict=False)) if pair[0] != pair[1]), None)
-    same = min(len(plain), len(drafted)) if same is None else same
-    return f"different from output token {same + 1} on, as a lossy --spec_draft_p_min allows"
+    pairs = enumerate(zip(plain, drafted, strict=False))
+    same = next((at for at, (a, b) in pairs if a != b), min(len(plain), len(drafted)))
+    why = "which must not happen: please report it" if exact else "as a lossy --spec_draft_p_min allows"
+    return f"different from output token {same + 1} on, {why}"

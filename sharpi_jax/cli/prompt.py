@@ -25,13 +25,13 @@ def read_prompt(flags: RunFlags) -> str | tuple[int, ...] | None:
     elif flags.prompt_file is None and _is_terminal():
         if flags.chat:
             return None
-        if flags.is_demo:
-            return DEMO_PROMPT
-        raise UsageError("no prompt; give --prompt, --prompt_file or --prompt_ids, pipe a text in, or use --chat.")
+        if not flags.is_demo:
+            raise UsageError("no prompt; give --prompt, --prompt_file or --prompt_ids, pipe a text in, or use --chat.")
+        text = DEMO_PROMPT
     else:
         text = _decode(sys.stdin.buffer.read(), "standard input") if sys.stdin is not None else ""
-    if not text and flags.is_demo and flags.prompt is None and flags.prompt_file is None:
-        return DEMO_PROMPT  # no prompt, and a standard input that holds none: /dev/null, as under many launchers
+        if not text and flags.is_demo and flags.prompt_file is None:
+            text = DEMO_PROMPT  # standard input is /dev/null, as under many launchers
     if not text:
         raise OptionError("the prompt is empty; give at least one token.")
     return text

@@ -51,12 +51,10 @@ def acceptance_table(runs: dict[int, list[Generation]]) -> Iterator[str]:
     yield "\n| K | drafted | accepted | acceptance | mean accepted length | outputs that loop |"
     yield "|---|---|---|---|---|---|"
     for K, generations in runs.items():
-        counts = [measures.counts_before_loop(g) for g in generations]
-        drafted, accepted, steps = (sum(getattr(c, name) for c in counts) for name in ("drafted", "accepted", "steps"))
-        loops = sum(c.loops for c in counts)
+        counts = measures.counts_before_loops(generations)
         yield (
-            f"| {K} | {drafted} | {accepted} | {accepted / drafted:.1%} | {1 + accepted / steps:.2f} "
-            f"| {loops} of {len(counts)} |"
+            f"| {K} | {counts.drafted} | {counts.accepted} | {counts.acceptance_rate:.1%} "
+            f"| {counts.mean_accepted_length:.2f} | {counts.loops} of {len(generations)} |"
         )
 
 
@@ -69,10 +67,8 @@ def p_min_table(model: Model, runs: dict[float, list[Generation]]) -> Iterator[s
     )
     yield "|---|---|---|---|---|---|---|"
     for p_min, generations in runs.items():
-        counts = [measures.counts_before_loop(g) for g in generations]
-        drafted, accepted, steps, argmax = (
-            sum(getattr(c, name) for c in counts) for name in ("drafted", "accepted", "steps", "by_argmax")
-        )
+        counts = measures.counts_before_loops(generations)
+        by_p_min = (counts.accepted - counts.by_argmax) / counts.accepted
         parted = [
             next(i for i, (a, b) in enumerate(zip(g.output_ids, p.output_ids, strict=True), 1) if a != b)
             for g, p in zip(generations, plain, strict=True)
@@ -86,8 +82,8 @@ def p_min_table(model: Model, runs: dict[float, list[Generation]]) -> Iterator[s
             axis=0,
         )
         yield (
-            f"| {p_min:g} | {accepted / drafted:.1%} | {(accepted - argmax) / accepted:.1%} "
-            f"| {1 + accepted / steps:.2f} | {len(generations) - len(parted)} of {len(generations)} "
+            f"| {p_min:g} | {counts.acceptance_rate:.1%} | {by_p_min:.1%} "
+            f"| {counts.mean_accepted_length:.2f} | {len(generations) - len(parted)} of {len(generations)} "
             f"| {f'token {np.median(parted):.0f}' if parted else 'none'} | {bits / size:.3f} |"
         )
 

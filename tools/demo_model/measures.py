@@ -16,8 +16,8 @@ from sharpi_jax.model.params import ModelParams
 from sharpi_jax.model.rope import rope_table
 from sharpi_jax.model.trunk import head, trunk
 from sharpi_jax.model.window import window_at
+from tools.demo_model.loss import DEPTHS
 
-DEPTHS = 3
 WINDOW = 256
 REPEAT = 12
 
@@ -117,17 +117,29 @@ def _agreement(params: ModelParams, source: ModelParams, tokens: jax.Array, *, c
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """Of one generation, up to where its text first repeats; by_argmax: the accepted that the trunk would choose."""
+    """Up to where each output first repeats itself; by_argmax: the accepted that the trunk would choose."""
 
     steps: int
     drafted: int
     accepted: int
     by_argmax: int
-    loops: bool
+    loops: int
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted / self.drafted
+
+    @property
+    def mean_accepted_length(self) -> float:
+        return 1 + self.accepted / self.steps
 
 
-def counts_before_loop(generation: Generation) -> Counts:
-    """Counts of the steps before the first repeated 12-gram of the output; needs a traced run."""
+def counts_before_loops(generations: Sequence[Generation]) -> Counts:
+    """Of traced runs: the steps before each first repeated 12-gram, and how many outputs have one."""
+    return Counts(*np.sum([dataclasses.astuple(_counts_before_loop(g)) for g in generations], axis=0).tolist())
+
+
+def _counts_before_loop(generation: Generation) -> Counts:
     ids = generation.output_ids
     cut = first_repeat(ids)
     end = len(generation.prompt_ids) + (len(ids) if cut is None else cut)
@@ -137,7 +149,7 @@ def counts_before_loop(generation: Generation) -> Counts:
         drafted=sum(len(step.drafts) for step in steps),
         accepted=sum(step.accepted for step in steps),
         by_argmax=sum(sum(step.argmax[: step.accepted]) for step in steps),
-        loops=cut is not None,
+        loops=int(cut is not None),
     )
 
 

@@ -5,7 +5,6 @@ delta layer's `a` holds log A, so that -exp(log A) stays negative. Norms hold th
 holds (a Hugging Face checkpoint has it less one).
 """
 
-import dataclasses
 import math
 
 import jax
@@ -119,8 +118,3 @@ def to_params(trainable: ModelParams) -> ModelParams:
         for layer in trainable.layers
     )
     return trainable.replace(layers=layers, head=table, mtp=trainable.mtp.replace(embed=table, head=table))
-
-
-def in_dtype(dtype: str) -> ModelConfig:
-    """CONFIG with the matrix products' operands of another type."""
-    return dataclasses.replace(CONFIG, dtype=dtype)

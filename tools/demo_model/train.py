@@ -4,6 +4,7 @@ What it leaves in FOLDER: `best.npz` (the weights of least validation loss), `st
 and `curve.png`. `export.py` turns best.npz into a GGUF.
 """
 
+import dataclasses
 import pathlib
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from sharpi_jax.model.rope import RopeTable, rope_table
 from tools.demo_model.curve import log, plot
 from tools.demo_model.data import FOLDER, Corpus, corpus
 from tools.demo_model.loss import losses
-from tools.demo_model.model import CONFIG, in_dtype, init_trainable, to_params
+from tools.demo_model.model import CONFIG, init_trainable, to_params
 from tools.demo_model.store import restore, save
 from tools.demo_model.vocabulary import token_stream, train_vocabulary
 
@@ -62,7 +63,7 @@ def make_optimizer(steps: int, rate: float) -> optax.GradientTransformation:
 
 def make_step(optimizer: optax.GradientTransformation, rope: RopeTable) -> Callable[..., tuple[object, object, dict]]:
     """(trainable, optimiser state, text) -> the two after one step, and the loss's parts."""
-    cfg = in_dtype(_DTYPE.value)
+    cfg = dataclasses.replace(CONFIG, dtype=_DTYPE.value)
 
     @jax.jit
     def step(trainable, state, text):
