@@ -1,5 +1,6 @@
 """The model's shape, from a GGUF's metadata (and, for the MTP block, from which tensors are there)."""
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping
@@ -7,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from sharpi_jax.checkpoint.architectures import ARCHITECTURES, Architecture
 from sharpi_jax.checkpoint.gguf_file import GGUFFile
 from sharpi_jax.errors import CheckpointError
 from sharpi_jax.model.config import LayerKind, ModelConfig
 
-ARCHITECTURES = ("qwen35",)
+ROPE_FACTORS = "rope_freqs.weight"
 _NEXTN = re.compile(r"blk\.(\d+)\.nextn\.")
 
 
@@ -26,29 +28,87 @@ def read_config(file: GGUFFile) -> tuple[ModelConfig, tuple[str, ...]]:
         raise CheckpointError(
             f"{file.path}: architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}."
         )
-    keys = _Keys(file, architecture)
+    keys, kind = _Keys(file, architecture), ARCHITECTURES[architecture]
     trunk_layers, has_mtp, notes = _count_layers(file, keys)
+    if has_mtp and not kind.hybrid:
+        raise CheckpointError(f"{file.path}: an MTP head in architecture {architecture} is not supported.")
+    heads, width = keys.size("attention.head_count"), keys.size("embedding_length")
+    head_dim = keys.size("attention.key_length", default=None if kind.hybrid else max(width // heads, 1))
     config = ModelConfig(
         architecture=architecture,
-        layer_kinds=_layer_kinds(keys, trunk_layers),
+        layer_kinds=_layer_kinds(keys, kind, trunk_layers),
         has_mtp=has_mtp,
-        width=keys.size("embedding_length"),
+        width=width,
         vocab_size=_vocabulary(file),
         context_length=keys.size("context_length"),
-        ffn_width=keys.size("feed_forward_length"),
-        heads=keys.size("attention.head_count"),
-        key_heads=keys.size("attention.head_count_kv"),
-        head_dim=keys.size("attention.key_length"),
-        rope_dims=keys.size("rope.dimension_count", default=keys.size("attention.key_length")),
-        rope_base=keys.number("rope.freq_base"),
+        ffn_width=keys.size("feed_forward_length") if kind.experts == "none" else 0,
+        heads=heads,
+        key_heads=keys.size("attention.head_count_kv", default=None if kind.hybrid else heads),
+        head_dim=head_dim,
+        rope_dims=keys.size("rope.dimension_count", default=head_dim),
+        rope_base=keys.number("rope.freq_base", default=None if kind.hybrid else 10000.0),
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
-        delta_heads=keys.size("ssm.time_step_rank"),
-        delta_key_heads=keys.size("ssm.group_count"),
-        delta_head_dim=keys.size("ssm.state_size"),
-        conv_taps=keys.size("ssm.conv_kernel"),
+        gated=kind.hybrid,
+        rope_interleaved=kind.rope_interleaved,
+        **_delta_sizes(keys, kind),
+        **_expert_sizes(keys, kind),
     )
-    _check(keys, config)
+    config = dataclasses.replace(config, rope_factors=_rope_factors(file, keys, config.rope_dims // 2))
+    _check(keys, kind, config)
     return config, notes
+
+
+def _delta_sizes(keys: "_Keys", kind: Architecture) -> dict[str, Any]:
+    if not kind.hybrid:
+        return {}
+    return {
+        "delta_heads": keys.size("ssm.time_step_rank"),
+        "delta_key_heads": keys.size("ssm.group_count"),
+        "delta_head_dim": keys.size("ssm.state_size"),
+        "conv_taps": keys.size("ssm.conv_kernel"),
+    }
+
+
+def _expert_sizes(keys: "_Keys", kind: Architecture) -> dict[str, Any]:
+    if kind.experts == "none":
+        if keys.size("expert_count", default=0, least=0):
+            raise keys.fault("expert_count", "asks for experts, which are not supported in this architecture")
+        return {}
+    found = {
+        "experts": keys.size("expert_count"),
+        "experts_used": keys.size("expert_used_count"),
+        "expert_width": keys.size("expert_feed_forward_length"),
+    }
+    if kind.experts == "routed and shared":
+        found["shared_expert_width"] = keys.size("expert_shared_feed_forward_length")
+    if found["experts_used"] > found["experts"]:
+        raise keys.fault("expert_used_count", f"is more than the {found['experts']} experts that there are")
+    if keys.size("expert_gating_func", default=1, least=0) not in (0, 1):
+        raise keys.fault("expert_gating_func", "must be 1 (softmax); other routers are not supported")
+    if keys.number("expert_weights_scale", default=1.0) not in (0.0, 1.0):
+        raise keys.fault("expert_weights_scale", "must be 1; other scales are not supported")
+    return found
+
+
+def _rope_factors(file: GGUFFile, keys: "_Keys", count: int) -> tuple[float, ...]:
+    """What each rotary frequency is divided by: Llama 3's own tensor, or one factor for all (linear scaling)."""
+    scaling = keys.get("rope.scaling.type")
+    if not (scaling is None or (isinstance(scaling, str) and scaling in ("none", "linear"))):
+        raise keys.fault("rope.scaling.type", f"asks for {scaling!r} scaling, which is not supported")
+    if scaling == "linear":
+        factor = keys.number("rope.scaling.factor")
+        if not 0 < factor < math.inf:
+            raise keys.fault("rope.scaling.factor", "must be a positive number")
+        return (factor,) * count
+    info = file.tensors.get(ROPE_FACTORS)
+    if info is None:
+        return ()
+    if info.type_name != "F32" or info.dims != (count,):
+        raise CheckpointError(f"{file.path}: tensor {ROPE_FACTORS} must be {count} numbers of type F32.")
+    factors = file.raw(ROPE_FACTORS).view(np.float32).astype(np.float64)
+    if not (np.isfinite(factors) & (factors > 0)).all():
+        raise CheckpointError(f"{file.path}: tensor {ROPE_FACTORS} must hold positive numbers.")
+    return tuple(factors.tolist())
 
 
 class _Keys:
@@ -107,7 +167,9 @@ def _count_layers(file: GGUFFile, keys: _Keys) -> tuple[int, bool, tuple[str, ..
     return found[0], True, (f"the metadata does not mention the MTP head found in block {found[0]}; it is used", *more)
 
 
-def _layer_kinds(keys: _Keys, layers: int) -> tuple[LayerKind, ...]:
+def _layer_kinds(keys: _Keys, kind: Architecture, layers: int) -> tuple[LayerKind, ...]:
+    if not kind.hybrid:
+        return tuple("attention" for _ in range(layers))
     recurrent = keys.get("attention.recurrent_layers")
     if recurrent is None:
         interval = keys.size("full_attention_interval", default=4)
@@ -131,25 +193,29 @@ def _vocabulary(file: GGUFFile) -> int:
     return table.dims[1]
 
 
-def _check(keys: _Keys, cfg: ModelConfig) -> None:
+def _check(keys: _Keys, kind: Architecture, cfg: ModelConfig) -> None:
     """Refuses what the equations here do not cover, by the key that asks for it."""
     if keys.size("attention.value_length", default=cfg.head_dim) != cfg.head_dim:
         raise keys.fault("attention.value_length", "must equal attention.key_length")
+    if not keys.get("attention.key_length") and cfg.width % cfg.heads:
+        raise keys.fault("attention.head_count", "must divide embedding_length where there is no attention.key_length")
     if cfg.heads % cfg.key_heads:
         raise keys.fault("attention.head_count", "must be a multiple of attention.head_count_kv")
+    if kind.hybrid:
+        _check_delta(keys, cfg)
+    if cfg.rope_dims % 2 or cfg.rope_dims > cfg.head_dim:
+        raise keys.fault("rope.dimension_count", "must be even and at most attention.key_length")
+    sections = keys.get("rope.dimension_sections")
+    if sections is not None and (np.asarray(sections).dtype.kind not in "iu" or np.sum(sections) < cfg.rope_dims // 2):
+        raise keys.fault("rope.dimension_sections", "must cover half of rope.dimension_count")
+    if not 0 < cfg.norm_eps < 1 or not 1 < cfg.rope_base < math.inf:
+        raise keys.fault("attention.layer_norm_rms_epsilon", "or rope.freq_base is out of range")
+
+
+def _check_delta(keys: _Keys, cfg: ModelConfig) -> None:
     if cfg.delta_heads % cfg.delta_key_heads:
         raise keys.fault("ssm.time_step_rank", "must be a multiple of ssm.group_count")
     if keys.size("ssm.inner_size") != cfg.delta_heads * cfg.delta_head_dim:
         raise keys.fault("ssm.inner_size", "must equal ssm.time_step_rank * ssm.state_size")
     if cfg.conv_taps < 2:
         raise keys.fault("ssm.conv_kernel", "must be at least 2")
-    if cfg.rope_dims % 2 or cfg.rope_dims > cfg.head_dim:
-        raise keys.fault("rope.dimension_count", "must be even and at most attention.key_length")
-    sections = keys.get("rope.dimension_sections")
-    if sections is not None and (np.asarray(sections).dtype.kind not in "iu" or np.sum(sections) < cfg.rope_dims // 2):
-        raise keys.fault("rope.dimension_sections", "must cover half of rope.dimension_count")
-    scaling = keys.get("rope.scaling.type")
-    if scaling is not None and not (isinstance(scaling, str) and scaling == "none"):
-        raise keys.fault("rope.scaling.type", f"asks for {scaling!r} scaling, which is not supported")
-    if not 0 < cfg.norm_eps < 1 or not 1 < cfg.rope_base < math.inf:
-        raise keys.fault("attention.layer_norm_rms_epsilon", "or rope.freq_base is out of range")

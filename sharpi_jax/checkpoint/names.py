@@ -18,7 +18,10 @@ class Tensor:
       field: the field of the params dataclass. suffix: the tensor's name, less its block prefix.
       dims: letters of `sizes`, GGUF order, separated by spaces.
       kind: "matrix" stays packed; "vector" becomes float32.
-      fallback: for an optional tensor, the whole name of the one that stands in.
+      fallback: for an optional tensor, the whole names of those that stand in, the first that is there.
+      fused: the suffix of a tensor that may hold this one and its neighbours in the table with the same entry, their
+        rows one after the other.
+      optional: the field is None where there is no such tensor.
     """
 
     field: str
@@ -26,6 +29,8 @@ class Tensor:
     dims: str
     kind: Literal["matrix", "vector"] = "matrix"
     fallback: tuple[str, ...] = ()
+    fused: str = ""
+    optional: bool = False
 
 
 MODEL = (
@@ -35,16 +40,26 @@ MODEL = (
 )
 LAYER = (
     Tensor("mixer_norm", "attn_norm.weight", "D", "vector"),
-    Tensor("ffn_norm", "post_attention_norm.weight", "D", "vector"),
+    Tensor("ffn_norm", "ffn_norm.weight", "D", "vector"),
 )
-ATTENTION = (
-    Tensor("q", "attn_q.weight", "D 2HE"),
-    Tensor("k", "attn_k.weight", "D NE"),
-    Tensor("v", "attn_v.weight", "D NE"),
+HYBRID_LAYER = (LAYER[0], Tensor("ffn_norm", "post_attention_norm.weight", "D", "vector"))
+_KEYS_AND_VALUES = (
+    Tensor("k", "attn_k.weight", "D NE", fused="attn_qkv.weight"),
+    Tensor("v", "attn_v.weight", "D NE", fused="attn_qkv.weight"),
     Tensor("out", "attn_output.weight", "HE D"),
+)
+ATTENTION = (Tensor("q", "attn_q.weight", "D HE", fused="attn_qkv.weight"), *_KEYS_AND_VALUES)
+HEAD_NORMS = (
     Tensor("q_norm", "attn_q_norm.weight", "E", "vector"),
     Tensor("k_norm", "attn_k_norm.weight", "E", "vector"),
 )
+GATED_ATTENTION = (Tensor("q", "attn_q.weight", "D 2HE", fused="attn_qkv.weight"), *_KEYS_AND_VALUES, *HEAD_NORMS)
+BIASES = (
+    Tensor("q_bias", "attn_q.bias", "HE", "vector"),
+    Tensor("k_bias", "attn_k.bias", "NE", "vector"),
+    Tensor("v_bias", "attn_v.bias", "NE", "vector"),
+)
+OPTIONAL_BIASES = tuple(dataclasses.replace(row, optional=True) for row in BIASES)
 DELTA = (
     Tensor("qkv", "attn_qkv.weight", "D C"),
     Tensor("gate", "attn_gate.weight", "D dHE"),
@@ -60,6 +75,18 @@ FEED_FORWARD = (
     Tensor("gate", "ffn_gate.weight", "D F"),
     Tensor("up", "ffn_up.weight", "D F"),
     Tensor("down", "ffn_down.weight", "F D"),
+)
+EXPERTS = (
+    Tensor("router", "ffn_gate_inp.weight", "D X"),
+    Tensor("gate", "ffn_gate_exps.weight", "D FX X", fused="ffn_gate_up_exps.weight"),
+    Tensor("up", "ffn_up_exps.weight", "D FX X", fused="ffn_gate_up_exps.weight"),
+    Tensor("down", "ffn_down_exps.weight", "FX D X"),
+)
+SHARED_GATE = (Tensor("shared_gate", "ffn_gate_inp_shexp.weight", "D", "vector"),)
+SHARED_EXPERT = (
+    Tensor("gate", "ffn_gate_shexp.weight", "D FS"),
+    Tensor("up", "ffn_up_shexp.weight", "D FS"),
+    Tensor("down", "ffn_down_shexp.weight", "FS D"),
 )
 MTP = (
     Tensor("proj", "nextn.eh_proj.weight", "2D D"),
@@ -78,6 +105,9 @@ def sizes(cfg: ModelConfig) -> dict[str, int]:
         "2D": 2 * cfg.width,
         "V": cfg.vocab_size,
         "F": cfg.ffn_width,
+        "X": cfg.experts,
+        "FX": cfg.expert_width,
+        "FS": cfg.shared_expert_width,
         "E": cfg.head_dim,
         "HE": cfg.heads * cfg.head_dim,
         "2HE": 2 * cfg.heads * cfg.head_dim,

@@ -19,7 +19,7 @@ from sharpi_jax.errors import OptionError
 from sharpi_jax.model.cache import KVCache, TrunkCache, init_kv_cache, init_trunk_cache
 from sharpi_jax.model.config import ModelConfig
 from sharpi_jax.model.params import ModelParams
-from sharpi_jax.model.rope import RopeTable, rope_table
+from sharpi_jax.model.rope import RopeTable, rope_of
 
 MIN_SLOTS = 128
 
@@ -103,7 +103,7 @@ class Decoder:
     def chunks(self, tokens: np.ndarray, lengths: np.ndarray, *, drafting: bool) -> Iterator[Chunk]:
         """Runs prompts [B, S] of `lengths` [B] chunk by chunk, through the MTP block too when `drafting`."""
         B, S = tokens.shape
-        rope = rope_table(S, self.cfg.rope_dims, self.cfg.rope_base)
+        rope = rope_of(self.cfg, S)
         trunk, mtp, last = self.programs.run(_init, rope, cfg=self.cfg, rows=B, drafting=drafting)
         for start, width in chunk_plan(int(lengths.max())):
             piece = tokens[:, start : start + width]

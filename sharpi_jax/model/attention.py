@@ -1,4 +1,4 @@
-"""Gated full attention with a per-row cache.
+"""Full attention with a per-row cache; with an output gate in Qwen3.5, plain in the other architectures.
 
 What must not be got wrong: a query's bits must depend neither on how many queries the window has nor on how many rows
 the batch has. One einsum does (XLA chooses its kernels by size), so decode windows go one query at a time; prompts,
@@ -15,7 +15,7 @@ from sharpi_jax.model.norms import rms_norm, row_sum
 from sharpi_jax.model.params import AttentionParams
 from sharpi_jax.model.rope import RopeTable, rotate
 from sharpi_jax.model.window import Window
-from sharpi_jax.quant import matmul
+from sharpi_jax.quant import Packed, matmul
 
 _PRECISION = lax.Precision.HIGHEST
 
@@ -25,17 +25,26 @@ def attention(
 ) -> tuple[jax.Array, KVCache]:
     """One attention mixer: y [B, T, D] normed input -> ([B, T, D], cache with the window's valid positions written)."""
     B, T, _ = y.shape
-    q_gate = matmul(y, p.q, cfg.dtype).reshape(B, T, cfg.heads, 2, cfg.head_dim)
-    q = rotate(rms_norm(q_gate[..., 0, :], p.q_norm, cfg.norm_eps), rope, window.positions)
-    k = matmul(y, p.k, cfg.dtype).reshape(B, T, cfg.key_heads, cfg.head_dim)
-    k = rotate(rms_norm(k, p.k_norm, cfg.norm_eps), rope, window.positions)
-    v = matmul(y, p.v, cfg.dtype).reshape(B, T, cfg.key_heads, cfg.head_dim)
+    q = _project(y, p.q, p.q_bias, cfg).reshape(B, T, cfg.heads, -1)
+    q, gate = jnp.split(q, 2, axis=-1) if cfg.gated else (q, None)
+    k = _project(y, p.k, p.k_bias, cfg).reshape(B, T, cfg.key_heads, cfg.head_dim)
+    v = _project(y, p.v, p.v_bias, cfg).reshape(B, T, cfg.key_heads, cfg.head_dim)
+    if p.q_norm is not None and p.k_norm is not None:
+        q, k = rms_norm(q, p.q_norm, cfg.norm_eps), rms_norm(k, p.k_norm, cfg.norm_eps)
+    q, k = rotate(q, rope, window.positions), rotate(k, rope, window.positions)
     cache = _write(cache, k, v, window)
 
     q = q.reshape(B, T, cfg.key_heads, cfg.heads // cfg.key_heads, cfg.head_dim) * cfg.head_dim**-0.5
     mixed = (_attend_one_by_one if window.row_exact else _attend)(q, window.positions, cache)
-    mixed = mixed.reshape(B, T, -1) * jax.nn.sigmoid(q_gate[..., 1, :].reshape(B, T, -1))
+    mixed = mixed.reshape(B, T, -1)
+    if gate is not None:
+        mixed = mixed * jax.nn.sigmoid(gate.reshape(B, T, -1))
     return matmul(mixed, p.out, cfg.dtype), cache
+
+
+def _project(y: jax.Array, weight: Packed, bias: jax.Array | None, cfg: ModelConfig) -> jax.Array:
+    out = matmul(y, weight, cfg.dtype)
+    return out if bias is None else out + bias[None, None]
 
 
 def _write(cache: KVCache, k: jax.Array, v: jax.Array, window: Window) -> KVCache:

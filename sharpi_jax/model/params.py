@@ -8,14 +8,17 @@ from sharpi_jax.quant import Packed
 
 @struct.dataclass
 class AttentionParams:
-    """Gated full attention: q holds, per head, E query rows and then E gate rows."""
+    """Full attention. Where it is gated q holds, per head, E query rows and then E gate rows."""
 
-    q: Packed  # [2HE, D]
+    q: Packed  # [HE, D], gated [2HE, D]
     k: Packed  # [NE, D]
     v: Packed  # [NE, D]
     out: Packed  # [D, HE]
-    q_norm: jax.Array  # [E]
-    k_norm: jax.Array  # [E]
+    q_norm: jax.Array | None = None  # [E]
+    k_norm: jax.Array | None = None  # [E]
+    q_bias: jax.Array | None = None  # [HE]
+    k_bias: jax.Array | None = None  # [NE]
+    v_bias: jax.Array | None = None  # [NE]
 
 
 @struct.dataclass
@@ -43,13 +46,25 @@ class FeedForwardParams:
 
 
 @struct.dataclass
+class ExpertsParams:
+    """A mixture of X experts of width F, and where there is one the expert that all positions share."""
+
+    router: Packed  # [X, D]
+    gate: Packed  # [X, F, D]
+    up: Packed  # [X, F, D]
+    down: Packed  # [X, D, F]
+    shared_gate: jax.Array | None = None  # [D]
+    shared: FeedForwardParams | None = None
+
+
+@struct.dataclass
 class LayerParams:
     """One pre-norm residual layer."""
 
     mixer_norm: jax.Array  # [D]
     mixer: AttentionParams | DeltaParams
     ffn_norm: jax.Array  # [D]
-    ffn: FeedForwardParams
+    ffn: FeedForwardParams | ExpertsParams
 
 
 @struct.dataclass

@@ -6,8 +6,9 @@ from sharpi_jax.model.attention import attention
 from sharpi_jax.model.cache import DeltaState, KVCache, LayerState, TrunkCache
 from sharpi_jax.model.config import ModelConfig
 from sharpi_jax.model.delta import delta_net
+from sharpi_jax.model.feed_forward import feed_forward
 from sharpi_jax.model.norms import rms_norm
-from sharpi_jax.model.params import AttentionParams, DeltaParams, FeedForwardParams, LayerParams, ModelParams
+from sharpi_jax.model.params import AttentionParams, DeltaParams, LayerParams, ModelParams
 from sharpi_jax.model.rope import RopeTable
 from sharpi_jax.model.window import Window
 from sharpi_jax.quant import Packed, matmul, take_rows
@@ -47,12 +48,7 @@ def layer(
         case _:
             raise TypeError(f"a {type(p.mixer).__name__} layer was given a {type(state).__name__}")
     x = x + mixed
-    return x + swiglu(p.ffn, cfg, rms_norm(x, p.ffn_norm, cfg.norm_eps)), new_state
-
-
-def swiglu(p: FeedForwardParams, cfg: ModelConfig, y: jax.Array) -> jax.Array:
-    """down (silu(gate y) * up y) (Shazeer 2020): [B, T, D] -> [B, T, D]."""
-    return matmul(jax.nn.silu(matmul(y, p.gate, cfg.dtype)) * matmul(y, p.up, cfg.dtype), p.down, cfg.dtype)
+    return x + feed_forward(p.ffn, cfg, rms_norm(x, p.ffn_norm, cfg.norm_eps), window), new_state
 
 
 def head(weight: Packed, cfg: ModelConfig, hidden: jax.Array) -> jax.Array:

@@ -1,10 +1,10 @@
-"""Packed weights and the two doors to them: `matmul` and `take_rows`. No other room unpacks a weight.
+"""Packed weights and the doors to them: `matmul`, `take_rows`, `take_matrix`. No other room unpacks a weight.
 
 A new block format is one function and one entry in `formats.py`; a faster kernel goes behind `matmul`.
 """
 
 from sharpi_jax.quant.formats import FORMATS, BlockFormat
-from sharpi_jax.quant.matmul import matmul, rows_dot, take_rows
+from sharpi_jax.quant.matmul import matmul, rows_dot, take_matrix, take_rows
 from sharpi_jax.quant.packed import Packed, dequantise, pack
 
-__all__ = ["FORMATS", "BlockFormat", "Packed", "dequantise", "matmul", "pack", "rows_dot", "take_rows"]
+__all__ = ["FORMATS", "BlockFormat", "Packed", "dequantise", "matmul", "pack", "rows_dot", "take_matrix", "take_rows"]

@@ -1,4 +1,4 @@
-"""`matmul` and `take_rows`: the only ways in which the model touches a weight.
+"""`matmul`, `take_rows` and `take_matrix`: the only ways in which the model touches a weight.
 
 What must not be got wrong: **a row's bits do not depend on how many rows there are.** Exact speculative decoding rests
 on it, since a verify window of K+1 rows must reproduce what K+1 windows of one row give. XLA's CPU dots keep that
@@ -56,6 +56,11 @@ def rows_dot(x: jax.Array, dense: jax.Array, dtype: str = "float32") -> jax.Arra
 def take_rows(weight: Packed, ids: jax.Array) -> jax.Array:
     """Rows of a packed table (an embedding), dequantised after the gather: ids [...] -> [..., K] float32."""
     return dequantise(Packed(jnp.take(weight.blocks, ids, axis=0, mode="clip"), weight.format))
+
+
+def take_matrix(weight: Packed, index: jax.Array) -> Packed:
+    """One matrix of a packed stack [X, N, K], still packed."""
+    return Packed(lax.dynamic_index_in_dim(weight.blocks, index, axis=0, keepdims=False), weight.format)
 
 
 def _at_least(matrix: jax.Array, rows: int) -> jax.Array:

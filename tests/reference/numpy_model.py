@@ -1,9 +1,8 @@
-"""Qwen3.5 (dense) with its MTP block in NumPy float64: slow, obvious, without a batch axis.
+"""Qwen3.5, dense and MoE, with its MTP block in NumPy float64: slow, obvious, without a batch axis.
 
-The mathematics is that of llama.cpp's `qwen35` graph and of transformers' Qwen3.5, read off both; GGUF tensors keep
-their NumPy shape [out, in], so every projection is `x @ w.T`. Shape letters: T positions, S cached positions, E width,
-H query heads, KV key-value heads, D head dim, Nk / Nv key / value heads of the delta rule (Hv in its own functions),
-Dk / Dv their dims, C convolution channels, F feed-forward width, V vocabulary.
+The mathematics is that of llama.cpp's `qwen35` and `qwen35moe` graphs and of transformers' Qwen3.5, read off both; GGUF
+tensors keep their NumPy shape [out, in], so every projection is `x @ w.T`. Shape letters: those of numpy_ops.py, Nv
+value heads of the delta rule, V vocabulary.
 """
 
 import copy
@@ -12,112 +11,23 @@ from dataclasses import dataclass, field
 import gguf
 import numpy as np
 
-CONV_TAPS = 4
-
-
-# --- elementary functions ---------------------------------------------------------------------------------------------
-
-
-def sigmoid(x):
-    """1 / (1 + exp(-x)), without overflow for any finite x."""
-    e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1.0, e) / (1.0 + e)
-
-
-def softplus(x):
-    """log(1 + exp(x)), without overflow."""
-    return np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))
-
-
-def silu(x):
-    """x * sigmoid(x)."""
-    return x * sigmoid(x)
-
-
-def rms_norm(x, w, eps):
-    """x[..., E] / sqrt(mean(x^2) + eps) * w[E]; the GGUF weight already holds HF's `1 +`."""
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * w
-
-
-def l2norm(x, eps):
-    """x[..., D] / sqrt(sum(x^2) + eps): the delta rule's normalisation of q and k."""
-    return x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + eps)
-
-
-def scale_query(q):
-    """q[..., Dk] / sqrt(Dk): the delta rule's query scale, applied after `l2norm`."""
-    return q / np.sqrt(q.shape[-1])
-
-
-def tile_heads(x, count):
-    """x[T, Nk, Dk] -> [T, count, Dk]: value head j reads key head j % Nk, the order of GGUF files (HF repeats)."""
-    return x[:, [j % x.shape[1] for j in range(count)]]
-
-
-def rope_neox(x, positions, n_rot, base):
-    """Rotate the pairs (i, i + n_rot/2) of x[T, H, D] by positions[T] * base^(-2i/n_rot); dims from n_rot on stay."""
-    half = n_rot // 2
-    frequency = base ** (-2.0 * np.arange(half) / n_rot)
-    angle = np.asarray(positions, np.float64)[:, None, None] * frequency
-    a, b = x[..., :half], x[..., half:n_rot]
-    rotated = [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)]
-    return np.concatenate([*rotated, x[..., n_rot:]], axis=-1)
-
-
-def causal_conv_silu(x, w, state):
-    """SiLU of a depthwise causal convolution: x[T, C], w[C, 4] oldest tap first, state[3, C] -> (y[T, C], new state).
-
-    The state is the last three input rows as they were *before* the convolution.
-    """
-    rows = np.concatenate([state, x])
-    y = np.zeros_like(x)
-    for t in range(len(x)):
-        for tap in range(CONV_TAPS):
-            y[t] += rows[t + tap] * w[:, tap]
-    return silu(y), rows[len(rows) - (CONV_TAPS - 1) :]
-
-
-def delta_rule(q, k, v, g, beta, S):
-    """The gated delta rule, one token and one head at a time.
-
-    q, k [T, Hv, Dk] (already normalised, scaled and tiled), v [T, Hv, Dv], g (log decay) and beta [T, Hv],
-    S [Hv, Dk, Dv] -> (o[T, Hv, Dv], S). S decays, forgets what it held under k, learns v there, and is read with q.
-    """
-    S = S.copy()
-    o = np.zeros_like(v)
-    for t in range(len(q)):
-        for h in range(q.shape[1]):
-            S[h] = np.exp(g[t, h]) * S[h]
-            error = beta[t, h] * (v[t, h] - S[h].T @ k[t, h])
-            S[h] = S[h] + np.outer(k[t, h], error)
-            o[t, h] = S[h].T @ q[t, h]
-    return o, S
-
-
-def causal_attention(q, k, v):
-    """Full causal softmax attention: q[T, H, D] are the last T of the S positions of k, v [S, KV, D] -> [T, H, D]."""
-    T, H, D = q.shape
-    S, KV, _ = k.shape
-    out = np.zeros((T, H, v.shape[-1]))
-    for t in range(T):
-        visible = S - T + t + 1
-        for h in range(H):
-            kv = h // (H // KV)
-            score = k[:visible, kv] @ q[t, h] / np.sqrt(D)
-            weight = np.exp(score - score.max())
-            out[t, h] = weight @ v[:visible, kv] / weight.sum()
-    return out
-
-
-def gated_attention(q, k, v, gate):
-    """`causal_attention` times sigmoid(gate[T, H, D]), the output gate of Qwen3.5's attention layers."""
-    return causal_attention(q, k, v) * sigmoid(gate)
-
-
-def swiglu(x, w_gate, w_up, w_down):
-    """x[T, E] -> [T, E] through silu(gate) * up: w_gate, w_up [F, E], w_down [E, F]."""
-    return (silu(x @ w_gate.T) * (x @ w_up.T)) @ w_down.T
-
+from .numpy_ops import (
+    CONV_TAPS,
+    causal_attention,
+    causal_conv_silu,
+    delta_rule,
+    gated_attention,
+    l2norm,
+    mixture_of_experts,
+    rms_norm,
+    rope_neox,
+    scale_query,
+    sigmoid,
+    silu,
+    softplus,
+    swiglu,
+    tile_heads,
+)
 
 # --- the file ---------------------------------------------------------------------------------------------------------
 
@@ -138,15 +48,16 @@ class Config:
     value_heads: int
     key_dim: int
     value_dim: int
+    experts_used: int
     recurrent: tuple[bool, ...]
 
 
 def read_config(meta):
     """`Config` from a dict of metadata. A layer's kind is decided here alone: tensor names do not tell."""
     arch = meta["general.architecture"]
-    if arch != "qwen35":
-        raise ValueError(f"the reference reads dense qwen35 files only, not {arch!r}")
-    get = {key.removeprefix("qwen35."): value for key, value in meta.items() if key.startswith("qwen35.")}
+    if arch not in ("qwen35", "qwen35moe"):
+        raise ValueError(f"the reference reads qwen35 and qwen35moe files only, not {arch!r}")
+    get = {key.removeprefix(f"{arch}."): value for key, value in meta.items() if key.startswith(f"{arch}.")}
     mtp_layers = get.get("nextn_predict_layers", 0)
     if mtp_layers > 1:
         raise ValueError(f"{mtp_layers} MTP layers: this architecture runs one")
@@ -176,6 +87,7 @@ def read_config(meta):
         value_heads=get["ssm.time_step_rank"],
         key_dim=get["ssm.state_size"],
         value_dim=get["ssm.inner_size"] // get["ssm.time_step_rank"],
+        experts_used=get.get("expert_used_count", 0),
         recurrent=tuple(recurrent[:layers]),
     )
 
@@ -294,9 +206,23 @@ class Reference:
             mixed, state = self._attention(i, y, start, state, trace)
         x = x + mixed
         z = rms_norm(x, w[name + "post_attention_norm.weight"], self.cfg.eps)
-        ffn = swiglu(z, *(w[name + f"ffn_{part}.weight"] for part in ("gate", "up", "down")))
+        ffn = self._ffn(name, z)
         _record(trace, i, norm=y, mixed=mixed, residual=x, post_norm=z, ffn=ffn, out=x + ffn)
         return x + ffn, state
+
+    def _ffn(self, name, z):
+        """Dense SwiGLU, or the chosen experts plus a shared one gated by a sigmoid."""
+        w, parts = self.weights, ("gate", "up", "down")
+        if not self.cfg.experts_used:
+            return swiglu(z, *(w[name + f"ffn_{part}.weight"] for part in parts))
+        if name + "ffn_gate_up_exps.weight" in w:  # the fused form, gate first
+            gate, up = np.split(w[name + "ffn_gate_up_exps.weight"], 2, axis=1)
+        else:
+            gate, up = (w[name + f"ffn_{part}_exps.weight"] for part in parts[:2])
+        router = w[name + "ffn_gate_inp.weight"]
+        routed = mixture_of_experts(z, router, gate, up, w[name + "ffn_down_exps.weight"], self.cfg.experts_used)
+        shared = swiglu(z, *(w[name + f"ffn_{part}_shexp.weight"] for part in parts))
+        return routed + sigmoid(z @ w[name + "ffn_gate_inp_shexp.weight"].ravel())[:, None] * shared
 
     def _attention(self, i, y, start, cache, trace):
         """Gated attention over `cache` and y[T, E]; per head attn_q holds D query rows, then D gate rows."""

@@ -64,8 +64,8 @@ def tensors(params: ModelParams) -> dict[str, tuple[np.ndarray, bool]]:
     assert params.mtp is not None
     for index, layer in enumerate((*params.layers, params.mtp.layer)):
         prefix = f"blk.{index}."
-        add(names.LAYER, prefix, layer)
-        add(names.DELTA if hasattr(layer.mixer, "qkv") else names.ATTENTION, prefix, layer.mixer)
+        add(names.HYBRID_LAYER, prefix, layer)
+        add(names.DELTA if hasattr(layer.mixer, "qkv") else names.GATED_ATTENTION, prefix, layer.mixer)
         add(names.FEED_FORWARD, prefix, layer.ffn)
     add(names.MTP, f"blk.{len(params.layers)}.", params.mtp)
     return found

@@ -2,7 +2,7 @@
 
 The head is trained for how it is used, chained: depth d's pass takes depth d - 1's own hiddens (FastMTP, arXiv
 2509.18362). Its target at each position is the trunk's whole distribution there, not the one token that the text has:
-agreement with the trunk is what acceptance counts.
+agreement with the trunk is what acceptance counts. `unlikelihood` is refine.py's second term.
 """
 
 import jax
@@ -14,7 +14,7 @@ from sharpi_jax.model.mtp import mtp_block
 from sharpi_jax.model.params import ModelParams
 from sharpi_jax.model.rope import RopeTable
 from sharpi_jax.model.trunk import head, trunk
-from sharpi_jax.model.window import window_at
+from sharpi_jax.model.window import Window, window_at
 
 DEPTHS = 3
 DEPTH_WEIGHTS = (0.5, 0.3, 0.2)
@@ -26,14 +26,20 @@ def forward(
     """The trunk's logits [B, T, V] for tokens [B, T], and the head's of each depth; entry p predicts token p + 1."""
     rows, width = tokens.shape
     assert params.mtp is not None
-    window = window_at(jnp.zeros(rows, jnp.int32), jnp.full(rows, width, jnp.int32), width, row_exact=False)
-    hidden, _ = trunk(params, cfg, tokens, init_trunk_cache(cfg, rows, rope), window)
+    hidden, window = trunk_pass(params, cfg, tokens, rope)
     logits, drafts, before = head(params.head, cfg, hidden), [], hidden
     for _ in range(DEPTHS):
         shifted = jnp.pad(before[:, :-1], ((0, 0), (1, 0), (0, 0)))
         before, _ = mtp_block(params.mtp, cfg, tokens, shifted, init_kv_cache(cfg, rows, width), window, rope)
         drafts.append(head(params.mtp.head, cfg, before))
     return logits, drafts
+
+
+def trunk_pass(params: ModelParams, cfg: ModelConfig, tokens: jax.Array, rope: RopeTable) -> tuple[jax.Array, Window]:
+    """The trunk's hidden [B, T, D] for whole rows of tokens [B, T], and their window."""
+    rows, width = tokens.shape
+    window = window_at(jnp.zeros(rows, jnp.int32), jnp.full(rows, width, jnp.int32), width, row_exact=False)
+    return trunk(params, cfg, tokens, init_trunk_cache(cfg, rows, rope), window)[0], window
 
 
 def losses(
@@ -52,3 +58,17 @@ def losses(
         parts[f"mtp_{depth}"] = loss
         parts[f"agree_{depth}"] = jnp.mean(jnp.argmax(draft, axis=-1)[:, depth:] == choice[:, depth:])
     return total, parts
+
+
+def unlikelihood(
+    params: ModelParams, cfg: ModelConfig, text: jax.Array, unwanted: jax.Array, rope: RopeTable
+) -> jax.Array:
+    """-log(1 - p) of the unwanted tokens, averaged over all (Welleck et al. 2020, arXiv 1908.04319): a scalar.
+
+    Args:
+      text: [B, T + 1] ids. unwanted: [B, T] bool, of text[:, 1:].
+    """
+    hidden, _ = trunk_pass(params, cfg, text[:, :-1], rope)
+    log_p = jax.nn.log_softmax(head(params.head, cfg, hidden))
+    p = jnp.exp(jnp.take_along_axis(log_p, text[:, 1:, None], axis=-1))[..., 0]
+    return -jnp.mean(jnp.where(unwanted, jnp.log1p(-jnp.minimum(p, 1 - 1e-4)), 0.0))
