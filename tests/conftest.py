@@ -1,6 +1,8 @@
-"""One compilation cache per test session, shared by the workers and by the command-line subprocesses."""
+"""One compilation cache and one folder of unpacked fixtures per test session, for workers and subprocesses alike."""
 
+import atexit
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -9,6 +11,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="sharpi-jax-test-cache-"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+if "SHARPI_JAX_TEST_FIXTURES" not in os.environ:  # the fixtures that fixtures.py unpacks; workers share the folder
+    os.environ["SHARPI_JAX_TEST_FIXTURES"] = tempfile.mkdtemp(prefix="sharpi-jax-test-fixtures-")
+    atexit.register(shutil.rmtree, os.environ["SHARPI_JAX_TEST_FIXTURES"], ignore_errors=True)
 
 import jax
 import pytest

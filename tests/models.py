@@ -1,10 +1,10 @@
 """The fixture models, each read once per test process, and decoders that share their compiled programs."""
 
 import functools
-from pathlib import Path
 
 import jax
 import numpy as np
+from fixtures import DATA, arrays, fixture, quantised, reference
 
 from sharpi_jax import checkpoint
 from sharpi_jax.api import Model, load
@@ -13,13 +13,13 @@ from sharpi_jax.decode.state import DecodeState
 from sharpi_jax.model.cache import DeltaState, KVCache
 from sharpi_jax.quant import Packed
 
-DATA = Path(__file__).parent / "data"
+__all__ = ["DATA", "arrays", "fixture", "quantised", "reference"]  # and what stands below
 
 
 @functools.cache
 def read(name: str) -> checkpoint.Checkpoint:
     """A fixture GGUF by its name without the ending."""
-    return checkpoint.read(DATA / f"{name}.gguf")
+    return checkpoint.read(fixture(name))
 
 
 @functools.cache
@@ -41,13 +41,6 @@ def model(name: str) -> Model:
 def demo() -> Model:
     """The model that ships with the package: the one with a trained head."""
     return load()
-
-
-@functools.cache
-def reference(name: str) -> dict[str, np.ndarray]:
-    """A fixture's reference arrays, by the name of the .ref.npz file."""
-    with np.load(DATA / f"{name}.ref.npz") as arrays:
-        return {key: arrays[key] for key in arrays.files}
 
 
 def committed(state: DecodeState, row: int) -> list[np.ndarray]:

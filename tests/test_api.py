@@ -114,7 +114,7 @@ def test_refusals_come_before_anything_is_compiled(prompt, options, says):
 def test_load_refuses_types_that_are_not_offered():
     for wrong in ({"dtype": "float16"}, {"cache_dtype": "int8"}):
         with pytest.raises(sharpi_jax.OptionError, match="must be one of"):
-            sharpi_jax.load(models.DATA / f"{NAME}.gguf", **wrong)
+            sharpi_jax.load(models.fixture(NAME), **wrong)
 
 
 def test_a_trace_holds_every_step():

@@ -28,7 +28,7 @@ def rewrite(path, source, *, meta=None, drop=None, rename=None, add=None):
       meta: metadata by key, in place of the fixture's or beside it; the architecture's keys less their prefix.
       drop: a pattern of tensor names to leave out. rename: names by name. add: arrays by name, or (bytes, type).
     """
-    reader = gguf.GGUFReader(models.DATA / f"{source}.gguf")
+    reader = gguf.GGUFReader(models.fixture(source))
     fields = {name: field for name, field in reader.fields.items() if not name.startswith("GGUF.")}
     meta = {
         key if key.startswith(("general.", "tokenizer.")) else f"qwen35.{key}": v for key, v in (meta or {}).items()
@@ -82,7 +82,7 @@ def same_params(a, b):
 
 def tensors(source, pattern):
     """Tensors of a fixture whose names match, as `rewrite` takes them."""
-    found = gguf.GGUFReader(models.DATA / f"{source}.gguf").tensors
+    found = gguf.GGUFReader(models.fixture(source)).tensors
     return {t.name: (np.array(t.data), t.tensor_type) for t in found if re.fullmatch(pattern, t.name)}
 
 
@@ -230,7 +230,7 @@ def test_an_unknown_architecture_is_named(rewritten, architecture):
 
 @pytest.mark.parametrize("architecture", [None, 35, np.array([3, 5])])
 def test_an_architecture_that_is_no_name_is_refused(architecture):
-    file = open_gguf(models.DATA / f"{TINY}.gguf")
+    file = open_gguf(models.fixture(TINY))
     changed = dataclasses.replace(file, metadata={**file.metadata, "general.architecture": architecture})
     with pytest.raises(CheckpointError, match="is not supported; supported: qwen35"):
         read_config(changed)
@@ -350,7 +350,7 @@ def test_matrices_stay_packed_and_vectors_become_float32(rewritten):
     norm = np.linspace(0.5, 2, 64).astype(np.float16)
     read = checkpoint.read(rewritten(TINY, add={"blk.2.attn_norm.weight": norm}))
     assert same_bits(np.asarray(read.params.layers[2].mixer_norm), norm.astype(np.float32))
-    found = {t.name: t for t in gguf.GGUFReader(models.DATA / f"{TINY256}.gguf").tensors}
+    found = {t.name: t for t in gguf.GGUFReader(models.fixture(TINY256)).tensors}
     params = models.read(TINY256).params
     for field, name in ((params.embed, "token_embd"), (params.layers[0].ffn.up, "blk.0.ffn_up")):
         tensor = found[f"{name}.weight"]

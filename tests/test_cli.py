@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixtures import fixture
 
 from sharpi_jax.cli.main import main
 
@@ -56,9 +57,9 @@ def one_line(err: str) -> str:
 
 
 @pytest.mark.parametrize(("flag", "kept"), [("--compile_cache", True), ("--no_compile_cache", False)])
-def test_compiled_programs_are_kept_unless_told_not_to(flag: str, kept: bool, data_dir: Path, tmp_path: Path) -> None:
+def test_compiled_programs_are_kept_unless_told_not_to(flag: str, kept: bool, tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")} | {"XDG_CACHE_HOME": str(tmp_path)}
-    argv = [f"--model={data_dir / 'qwen35-tiny-nomtp-f16.gguf'}", "--prompt=Why does", "--max_tokens=2", flag]
+    argv = [f"--model={fixture('qwen35-tiny-nomtp-f16')}", "--prompt=Why does", "--max_tokens=2", flag]
     assert program(*argv, env=environment | {"JAX_PLATFORMS": "cpu"}).returncode == 0
     assert any(path.is_file() for path in tmp_path.rglob("*")) == kept
 
@@ -199,8 +200,8 @@ def test_without_mtp(base: list[str], spec: dict[str, Any], capsys: CapSys, monk
     assert "accepted" not in err
 
 
-def test_a_file_without_a_head(data_dir: Path, capsys: CapSys) -> None:
-    argv = [f"--model={data_dir / 'qwen35-tiny-nomtp-f16.gguf'}", "--prompt=Why does", "--max_tokens=2"]
+def test_a_file_without_a_head(capsys: CapSys) -> None:
+    argv = [f"--model={fixture('qwen35-tiny-nomtp-f16')}", "--prompt=Why does", "--max_tokens=2"]
     assert main(argv) == 0
     assert "MTP: off, the file has no MTP head" in capsys.readouterr().err
     assert main([*argv, "--spec_type=mtp"]) == 1

@@ -5,6 +5,7 @@ import dataclasses
 import gguf
 import jax
 import jax.numpy as jnp
+import models
 import numpy as np
 import pytest
 from reference import numpy_model
@@ -111,11 +112,11 @@ def reference_hits(reference, ids):
     return hits[:, measures.DEPTHS - 1 :]
 
 
-def test_agreement_by_depth_is_that_of_decoding(data_dir):
+def test_agreement_by_depth_is_that_of_decoding():
     """The measured agreement, and both of its controls, against chains made one by one with the NumPy reference."""
-    path = data_dir / "qwen35-tiny-f32.gguf"
+    path = models.fixture("qwen35-tiny-f32")
     reference, read = numpy_model.load(path), checkpoint.read(path)
-    ids = np.load(data_dir / "qwen35-tiny.ref.npz")["tokens"][:40]
+    ids = models.reference("qwen35-tiny")["tokens"][:40]
     sides = (
         ({}, {}, measures.DEPTHS),
         ({"swap_halves": True}, {"params": measures.swapped_halves(read.params)}, measures.DEPTHS),

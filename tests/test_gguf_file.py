@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fixtures import fixture
 from gguf import GGUFReader
 
 from sharpi_jax.checkpoint.gguf_file import GGUFFile, open_gguf
@@ -68,8 +69,8 @@ def opened(tmp_path: Path, raw: bytes) -> GGUFFile:
     "name",
     ["qwen35-tiny-f32", "qwen35-tiny-bf16", "qwen35-tiny-f16", "qwen35-tiny-q4_0", "qwen35-tiny256-q8_0"],
 )
-def test_agrees_with_the_gguf_package(data_dir: Path, name: str) -> None:
-    path = data_dir / f"{name}.gguf"
+def test_agrees_with_the_gguf_package(name: str) -> None:
+    path = fixture(name)
     ours, theirs = open_gguf(path), GGUFReader(path)
     fields = {k: f for k, f in theirs.fields.items() if not k.startswith("GGUF.")}
     assert list(ours.metadata) == list(fields)
@@ -253,8 +254,8 @@ def test_a_sparse_file_does_not_lift_the_bounds(tmp_path: Path, header: bytes) -
     assert time.perf_counter() - began < 1.0
 
 
-def test_a_file_cut_anywhere_says_so(data_dir: Path, tmp_path: Path) -> None:
-    whole = (data_dir / "qwen35-tiny-q4_0.gguf").read_bytes()
+def test_a_file_cut_anywhere_says_so(tmp_path: Path) -> None:
+    whole = fixture("qwen35-tiny-q4_0").read_bytes()
     draw = random.Random(7)
     lengths = [*draw.sample(range(4, 20_000), 150), *draw.sample(range(20_000, len(whole)), 20), len(whole) - 1]
     for length in lengths:
@@ -307,9 +308,9 @@ def _damage(raw: bytearray, header_bytes: int, draw: random.Random) -> bytearray
     return raw
 
 
-def test_two_thousand_damaged_headers(data_dir: Path, tmp_path: Path) -> None:
+def test_two_thousand_damaged_headers(tmp_path: Path) -> None:
     """Each opens or is refused in a sentence: no other exception, no hang, no large allocation."""
-    source = data_dir / "qwen35-tiny-q4_0.gguf"
+    source = fixture("qwen35-tiny-q4_0")
     whole = source.read_bytes()
     header_bytes = min(info.offset for info in open_gguf(source).tensors.values())
     draw = random.Random(13)

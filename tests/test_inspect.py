@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixtures import fixture
 from gguf import GGUFReader, GGUFWriter
 
 from sharpi_jax.checkpoint.describe import describe
@@ -42,8 +43,8 @@ def write(path: Path, architecture: str, tensors: dict[str, Any], **keys: int) -
 @pytest.mark.parametrize(
     "name", ["qwen35-tiny-f32", "qwen35-tiny-q4_0", "qwen35-tiny256-q4_0", "qwen35-tiny-nomtp-f16"]
 )
-def test_counts_and_shares_are_the_readers(data_dir: Path, name: str) -> None:
-    path = data_dir / f"{name}.gguf"
+def test_counts_and_shares_are_the_readers(name: str) -> None:
+    path = fixture(name)
     facts = describe(open_gguf(path))
     reader = GGUFReader(path)
     assert facts.parameters == sum(int(tensor.n_elements) for tensor in reader.tensors)
@@ -56,8 +57,8 @@ def test_counts_and_shares_are_the_readers(data_dir: Path, name: str) -> None:
     assert list(facts.types) == sorted(facts.types, key=lambda share: -share.nbytes)
 
 
-def test_summary_of_a_model_with_a_head(data_dir: Path, capsys: CapSys) -> None:
-    lines = inspect(capsys, data_dir / "qwen35-tiny-q4_0.gguf")
+def test_summary_of_a_model_with_a_head(capsys: CapSys) -> None:
+    lines = inspect(capsys, fixture("qwen35-tiny-q4_0"))
     assert line(lines, "architecture") == "qwen35"
     assert line(lines, "context length") == "4096"
     assert line(lines, "width") == "64"
@@ -70,8 +71,8 @@ def test_summary_of_a_model_with_a_head(data_dir: Path, capsys: CapSys) -> None:
     assert not any(char < " " or char == "\x7f" for text in lines for char in text)
 
 
-def test_summary_of_a_model_without_a_head(data_dir: Path, capsys: CapSys) -> None:
-    lines = inspect(capsys, f"--model={data_dir / 'qwen35-tiny-nomtp-f16.gguf'}")
+def test_summary_of_a_model_without_a_head(capsys: CapSys) -> None:
+    lines = inspect(capsys, f"--model={fixture('qwen35-tiny-nomtp-f16')}")
     assert line(lines, "layers") == "3 gated delta net + 1 attention"
     assert line(lines, "MTP head") == "no"
 

@@ -25,8 +25,7 @@ from sharpi_jax.model.window import window_at
 
 TINY = "qwen35-tiny-f32"
 FLOAT32 = {TINY: "qwen35-tiny", "qwen35-tiny256-f32": "qwen35-tiny256"}  # file: its reference arrays
-DEQUANTISED = [f"qwen35-tiny-{q}" for q in ("f16", "bf16", "q8_0", "q4_0")]
-DEQUANTISED += [f"qwen35-tiny256-{q}" for q in ("q8_0", "q4_0")]
+DEQUANTISED = models.quantised(*FLOAT32.values())
 
 
 @functools.cache
@@ -40,7 +39,7 @@ def scores(name, tokens_of=None) -> Scores:
 def exact(name):
     """The float64 reference of a float32 fixture, its trunk's results and its MTP block's, over the same tokens."""
     tokens = models.reference(FLOAT32[name])["tokens"]
-    reference = nm.load(models.DATA / f"{name}.gguf")
+    reference = nm.load(models.fixture(name))
     own = reference.trunk(tokens)
     return reference, own, reference.mtp(tokens, own["hidden"])
 
@@ -84,8 +83,13 @@ def test_float32_models_are_llama_cpps_transformers_and_float64s(name):
 @pytest.mark.parametrize("name", DEQUANTISED)
 def test_other_weight_types_are_exact_arithmetic_on_their_dequantised_weights(name):
     found, arrays = scores(name), models.reference(name)
-    assert_close(found.logits, arrays["dequant_logits"], 5e-5)
-    assert_close(found.mtp_logits, arrays["dequant_mtp_logits"], 5e-5)
+    for kind in ("logits", "mtp_logits"):
+        got, gap = getattr(found, kind), arrays[f"dequant_{kind}_gap"]
+        assert_close(got[:, ::2], arrays[f"dequant_{kind}_even"], 5e-5)
+        top = np.sort(got, axis=-1)[:, -2:]
+        assert_close(top[:, 1] - top[:, 0], gap, 1e-4)
+        assert gap.min() > 1e-4  # so that both must choose alike
+        assert (got.argmax(axis=-1) == arrays[f"dequant_{kind}_argmax"]).all()
     P = len(arrays["prompt"])
     assert (found.logits[P - 1 : -1].argmax(axis=-1) == arrays["dequant_tokens"][P:]).all()
 

@@ -38,14 +38,13 @@ def tiny():
     """Float64 reference, params, config and rope table of the small fixture."""
     read = models.read(MODEL)
     table = rope.rope_table(SLOTS, read.config.rope_dims, read.config.rope_base)
-    return nm.load(models.DATA / f"{MODEL}.gguf"), read.params, read.config, table
+    return nm.load(models.fixture(MODEL)), read.params, read.config, table
 
 
 @functools.cache
 def activations():
     """llama.cpp's activations, a position a row: "attn_norm-0" of the prompt pass, "mtp_..." of the MTP pass."""
-    with np.load(models.DATA / "qwen35-tiny.act.npz") as arrays:
-        return {name.partition(".")[2]: arrays[name] for name in arrays.files}
+    return {name.partition(".")[2]: array for name, array in models.arrays("qwen35-tiny.act").items()}
 
 
 def random(*shape, seed=0, scale=1.0):
