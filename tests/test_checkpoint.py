@@ -338,12 +338,34 @@ def test_what_the_table_does_not_know_is_named(rewritten):
     assert "blk.1.ffn_up.weight is missing" in refusal(checkpoint.read, rewritten(TINY, rename=renamed))
 
 
-def test_a_type_that_is_not_supported_is_named(rewritten):
-    data = {"blk.0.ffn_up.weight": (np.zeros((256, 50), np.uint8), gguf.GGMLQuantizationType.IQ1_S)}
-    message = refusal(checkpoint.read, rewritten(TINY256, add=data))
-    assert "tensor blk.0.ffn_up.weight has type IQ1_S, which is not supported" in message
-    message = refusal(checkpoint.read, rewritten(TINY256, add={"blk.0.attn_norm.weight": np.ones(256, np.int32)}))
-    assert "tensor blk.0.attn_norm.weight has type I32, which is not supported" in message
+@pytest.mark.parametrize(("kind", "array"), [("I32", np.int32), ("F64", np.float64), ("I8", np.int8)])
+def test_a_type_that_is_not_supported_is_named(rewritten, kind, array):
+    for name, shape in (("blk.0.attn_norm.weight", 256), ("blk.1.ffn_up.weight", (256, 256))):
+        message = refusal(checkpoint.read, rewritten(TINY256, add={name: np.ones(shape, array)}))
+        assert f"tensor {name} has type {kind}, which is not supported; convert the file to one of F32," in message
+
+
+def test_types_without_a_packed_form_are_expanded_and_one_note_says_so(rewritten):
+    kinds = {
+        "blk.0.ffn_up.weight": ("IQ1_S", 50),
+        "blk.1.ffn_up.weight": ("IQ1_S", 50),
+        "blk.0.ffn_gate.weight": ("TQ2_0", 66),
+        "blk.1.ffn_down.weight": ("IQ1_S", 50),
+    }
+    rng = np.random.default_rng(0)
+    raw = {name: rng.integers(0, 60, (256, width), np.uint8) for name, (_, width) in kinds.items()}
+    add = {name: (raw[name], gguf.GGMLQuantizationType[kind]) for name, (kind, _) in kinds.items()}
+    read = checkpoint.read(rewritten(TINY256, add=add))
+    (note,) = read.notes
+    assert "3 of type IQ1_S, 1 of type TQ2_0" in note
+    assert re.search(r"\(blk\.\d\.ffn_\w+\.weight, blk\.\d\.ffn_\w+\.weight, blk\.\d\.ffn_\w+\.weight, \.\.\.\)", note)
+    assert f"takes {4 * 256 * 512 - 256 * (3 * 50 + 66):,} bytes more than packed" in note
+    assert "\n" not in note
+    weight = read.params.layers[0].ffn.up
+    exact = gguf.quants.dequantize(raw["blk.0.ffn_up.weight"], gguf.GGMLQuantizationType.IQ1_S)
+    assert weight.format == "BF16"
+    assert np.abs(np.asarray(dequantise(weight)) - exact).max() <= 2.0**-8 * np.abs(exact).max()
+    assert models.read(TINY256).notes == ()
 
 
 def test_matrices_stay_packed_and_vectors_become_float32(rewritten):

@@ -17,10 +17,24 @@ from sharpi_jax.errors import CheckpointError
 from sharpi_jax.model.norms import l2_norm, rms_norm, row_sum
 from sharpi_jax.quant import FORMATS, Packed, pack
 
-PLAIN = [name for name, fmt in FORMATS.items() if fmt.is_plain]
 BLOCKS = [name for name, fmt in FORMATS.items() if not fmt.is_plain]
-# Where a block's float16 fields begin. A new format needs its line here.
-HALVES = {"Q8_0": (0,), "Q4_0": (0,), "Q6_K": (208,)}
+# Where a block's float16 fields begin: its scale, then the minimum's factor. A new format needs its line here.
+HALVES = {
+    "Q8_0": (0,),
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "MXFP4": (),  # its scale is a byte, the exponent
+}
+SCALED = [name for name in BLOCKS if HALVES[name]]
 SMALLEST_NORMAL = np.finfo(np.float32).tiny
 ROUNDING = 2.0**-24  # of float32, half an ulp of 1
 
@@ -38,8 +52,8 @@ def assert_bits(got, want):
     """Equal bits wherever the oracle has a normal number or a zero.
 
     Infinite and NaN scales are no weights: not compared. A subnormal float32 may be a zero of its sign instead, since
-    XLA flushes such results of arithmetic. No block format here can reach one (2^-24 is the smallest scale), so this
-    concerns numbers that are subnormal in an F32 or BF16 file itself.
+    XLA flushes such results of arithmetic. Of the block formats only MXFP4 can reach one (elsewhere 2^-24 is the
+    smallest scale); beyond it this concerns numbers that are subnormal in an F32 or BF16 file itself.
     """
     assert got.shape == want.shape
     assert got.dtype == want.dtype == np.float32
@@ -64,7 +78,20 @@ def random_raw(name, rows, K, seed=0):
     for at in HALVES[name]:
         scales = (rng.standard_normal(raw.shape[:2]) * 0.01).astype(np.float16)
         raw[..., at : at + 2] = scales[..., None].view(np.uint8)
+    if name == "MXFP4":
+        raw[..., 0] = rng.integers(115, 125, raw.shape[:2])
     return raw.reshape(rows, -1)
+
+
+def with_halves(name, blocks, *halves):
+    """Every block under every float16 of `halves`, or pair of them where a block has two: [blocks, bytes per block]."""
+    places, out = HALVES[name], []
+    for fields in itertools.product(*halves[: len(places)]):
+        copy = blocks.copy()
+        for at, half in zip(places, fields, strict=True):
+            copy[:, at : at + 2] = np.float16(half).reshape(1).view(np.uint8)
+        out.append(copy)
+    return np.concatenate(out)
 
 
 # --- dequantisation ---------------------------------------------------------------------------------------------------
@@ -72,7 +99,8 @@ def random_raw(name, rows, K, seed=0):
 
 def test_every_format_takes_part():
     assert set(HALVES) == set(BLOCKS)
-    assert {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q6_K"} <= set(FORMATS)
+    assert {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"} <= set(FORMATS)
+    assert {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"} <= set(FORMATS)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -84,23 +112,51 @@ def test_random_blocks_are_ggufs_bit_for_bit(name):
     assert_bits(np.asarray(dequantise(pack(tame, name, "t"))), from_gguf(tame, name))
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+SUBNORMAL = (6e-8, -6e-8, 6.0976e-5, -3e-5)
+EXTREME = (0.0, -0.0, 1.0, -1.0, 65504.0, -65504.0, *SUBNORMAL, 6.104e-5, 0.333)
+
+
+@pytest.mark.parametrize("name", SCALED)
 def test_extreme_blocks_are_ggufs_bit_for_bit(name):
     """Every payload byte the same, under every kind of float16 scale, subnormal ones and both zeros among them."""
-    halves = np.float16([0.0, -0.0, 1.0, -1.0, 65504.0, -65504.0, 6e-8, -6e-8, 6.0976e-5, -3e-5, 6.104e-5, 0.333])
-    assert (np.abs(halves[[6, 7, 8, 9]]) < np.finfo(np.float16).tiny).all()
-    payloads = [0x00, 0xFF, 0x80, 0x7F, 0x0F, 0xF0, 0x08, 0x88, 0x01, 0x10]
-    blocks = []
-    for payload, half in itertools.product(payloads, halves):
-        block = np.full(FORMATS[name].block_bytes, payload, np.uint8)
-        for at in HALVES[name]:
-            block[at : at + 2] = half.reshape(1).view(np.uint8)
-        blocks.append(block)
-    raw = np.stack(blocks)
+    assert (np.abs(np.float16(SUBNORMAL)) < np.finfo(np.float16).tiny).all()
+    payloads = np.uint8([0x00, 0xFF, 0x80, 0x7F, 0x0F, 0xF0, 0x08, 0x88, 0x01, 0x10])
+    raw = with_halves(name, np.repeat(payloads[:, None], FORMATS[name].block_bytes, axis=1), EXTREME, EXTREME)
     want = from_gguf(raw, name)
     assert np.isfinite(want).all()
     assert np.signbit(want[want == 0]).any()
     assert_bits(np.asarray(dequantise(pack(raw, name, "t"))), want)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_every_byte_at_every_place_is_ggufs(name):
+    """256 blocks in which each place takes each value once, neighbours never the same."""
+    values = np.arange(256)[:, None] * 37 + np.arange(FORMATS[name].block_bytes) * 101
+    raw = with_halves(name, (values % 256).astype(np.uint8), (0.01, -0.7, 6e-8), (0.003, -1.0))
+    assert_bits(np.asarray(dequantise(pack(raw, name, "t"))), from_gguf(raw, name))
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_every_scale_is_ggufs(name):
+    """All finite float16 in each float16 field over one random block; every seventh where blocks are large."""
+    fmt, every = FORMATS[name], np.arange(1 << 16, dtype=np.uint16)
+    every = every[np.isfinite(every.view(np.float16))][:: 1 if fmt.block_size == 32 else 7, None].view(np.uint8)
+    for field in HALVES[name]:
+        raw = np.repeat(random_raw(name, 1, fmt.block_size), len(every), axis=0)
+        raw[:, field : field + 2] = every
+        assert_bits(np.asarray(dequantise(pack(raw, name, "t"))), from_gguf(raw, name))
+
+
+def test_only_the_two_lowest_scales_of_mxfp4_give_subnormal_numbers_and_these_become_zero():
+    """The one exception to "bit for bit". Every exponent with every nibble, infinities included."""
+    exponents, nibbles = np.arange(256, dtype=np.uint8), np.arange(16, dtype=np.uint8) * 0x11
+    raw = np.concatenate([exponents[:, None], np.tile(nibbles, (256, 1))], axis=1)
+    got, want = np.asarray(dequantise(pack(raw, "MXFP4", "t"))), from_gguf(raw, "MXFP4")
+    subnormal = (want != 0) & (np.abs(want) < SMALLEST_NORMAL)
+    assert same_bits(got[~subnormal], want[~subnormal])
+    assert np.abs(want[0]).max() > SMALLEST_NORMAL  # their larger numbers are ordinary
+    assert sorted(set(np.nonzero(subnormal)[0])) == [0, 1]
+    assert (got[subnormal] == 0).all()
 
 
 @pytest.mark.parametrize("name", ["F16", "BF16"])
@@ -129,8 +185,8 @@ def test_features_leading_axes_and_rows_taken(name):
 
 
 def test_an_unsupported_type_is_refused_by_name():
-    with pytest.raises(CheckpointError, match=r"blk\.7\.ffn_down\.weight has type IQ1_S.*Q8_0"):
-        pack(np.zeros((2, 50), np.uint8), "IQ1_S", "blk.7.ffn_down.weight")
+    with pytest.raises(CheckpointError, match=r"blk\.7\.ffn_down\.weight has type Q8_K.*convert the file.*Q8_0"):
+        pack(np.zeros((2, 292), np.uint8), "Q8_K", "blk.7.ffn_down.weight")
 
 
 # --- products ---------------------------------------------------------------------------------------------------------
@@ -151,6 +207,30 @@ def test_matmul_is_the_float64_product(name, dtype):
     assert (np.abs(got - rounded_x @ rounded_w.T) <= 4 * ROUNDING * size).all()
     exact = x.astype(np.float64) @ from_gguf(raw, name).T.astype(np.float64)
     assert (np.abs(got - exact) <= (4 * ROUNDING if dtype == "float32" else 2.0**-8) * size).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_product_with_the_identity_is_the_weights(name, dtype):
+    """Sums of one weight and zeros show the bits of what reaches the product, but for the sign of a zero."""
+    raw = random_raw(name, 64, 512, seed=6)
+    got, want = np.asarray(matmul(np.eye(512, dtype=np.float32), pack(raw, name, "t"), dtype)), from_gguf(raw, name)
+    want = want.astype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16).astype(np.float32)
+    assert same_bits(got.T + 0.0, want + 0.0)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_sum_in_the_same_program_rounds_as_one_apart(name):
+    raw = random_raw(name, 64, 512, seed=7)
+    x = np.random.default_rng(8).standard_normal((64, 512), np.float32) * np.float32(0.1)
+    together = jax.jit(lambda weight, x: quant.dequantise(weight) + x)
+    assert same_bits(np.asarray(together(pack(raw, name, "t"), x)), from_gguf(raw, name) + x)
+
+
+def test_with_rounded_products_it_would_not():
+    """Why the products in `formats` must be exact. If this fails, XLA has changed: it no longer joins product and sum."""
+    a, b, c = np.random.default_rng(9).standard_normal((3, 64, 512), np.float32)
+    assert not same_bits(np.asarray(jax.jit(lambda a, b, c: a * b + c)(a, b, c)), a * b + c)
 
 
 # --- rows and bits ----------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class Checkpoint:
 
 
 def read(path: str | Path) -> Checkpoint:
-    """Reads a GGUF file; weights go to the device packed as they are.
+    """Reads a GGUF file; weights go to the device packed as they are, those of rare types as bfloat16.
 
     Raises:
       CheckpointError: the file cannot be used; one sentence says why.
@@ -42,4 +42,5 @@ def read(path: str | Path) -> Checkpoint:
     config, notes = read_config(file)
     tokenizer = Tokenizer.from_metadata(file.metadata)
     template = ChatTemplate.from_metadata(file.metadata)
-    return Checkpoint(file, config, read_weights(file, config), tokenizer, template, notes)
+    params, more = read_weights(file, config)
+    return Checkpoint(file, config, params, tokenizer, template, (*notes, *more))

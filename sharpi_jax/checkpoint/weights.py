@@ -10,7 +10,8 @@ import numpy as np
 from sharpi_jax.checkpoint import names
 from sharpi_jax.checkpoint.architectures import ARCHITECTURES
 from sharpi_jax.checkpoint.config import ROPE_FACTORS
-from sharpi_jax.checkpoint.gguf_file import GGUFFile
+from sharpi_jax.checkpoint.expansion import expansion_notes
+from sharpi_jax.checkpoint.gguf_file import GGUFFile, TensorInfo
 from sharpi_jax.errors import CheckpointError
 from sharpi_jax.model.config import LayerKind, ModelConfig
 from sharpi_jax.model.params import (
@@ -27,13 +28,14 @@ from sharpi_jax.quant import Packed, dequantise, pack
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
-def read_weights(file: GGUFFile, cfg: ModelConfig) -> ModelParams:
-    """Every tensor of the model, packed as in the file, on the device.
+def read_weights(file: GGUFFile, cfg: ModelConfig) -> tuple[ModelParams, tuple[str, ...]]:
+    """Every tensor of the model on the device, packed as in the file, and a remark where one could not stay packed.
 
     Raises:
       CheckpointError: a tensor is missing, has other dimensions or a type that is not supported, or is not known.
     """
-    return _Reader(file, cfg).model()
+    reader = _Reader(file, cfg)
+    return reader.model(), expansion_notes(reader.used)
 
 
 class _Reader:
@@ -44,6 +46,11 @@ class _Reader:
         self._sizes = names.sizes(cfg)
         self._loaded: dict[str, Packed | jax.Array] = {}
         self._used = {ROPE_FACTORS}  # which config.py reads
+
+    @property
+    def used(self) -> list[TensorInfo]:
+        """What has been loaded so far."""
+        return [self._file.tensors[name] for name in self._used if name in self._file.tensors]
 
     def model(self) -> ModelParams:
         if self._cfg.has_mtp and not any(name.startswith("blk.0.") for name in self._file.tensors):

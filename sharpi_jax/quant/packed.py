@@ -6,6 +6,7 @@ import numpy as np
 from flax import struct
 
 from sharpi_jax.errors import CheckpointError
+from sharpi_jax.quant.expand import can_expand, expand
 from sharpi_jax.quant.formats import FORMATS, BlockFormat
 
 
@@ -38,7 +39,7 @@ class Packed:
 
 
 def pack(raw: np.ndarray, type_name: str, tensor: str) -> Packed:
-    """A tensor's bytes, put on the device as they are.
+    """A tensor's bytes, put on the device as they are; of a type without a decoder here, expanded to bfloat16.
 
     Args:
       raw: [N, bytes per row] uint8, as it lies in the file.
@@ -48,13 +49,14 @@ def pack(raw: np.ndarray, type_name: str, tensor: str) -> Packed:
     Raises:
       CheckpointError: the type is not supported.
     """
-    fmt = FORMATS.get(type_name)
-    if fmt is None:
-        raise CheckpointError(
-            f"tensor {tensor} has type {type_name}, which is not supported; "
-            f"requantise the file to one of {', '.join(FORMATS)}."
-        )
-    return Packed(jnp.asarray(raw.view(jnp.dtype(fmt.dtype))), type_name)
+    if type_name not in FORMATS:
+        if not can_expand(type_name):
+            raise CheckpointError(
+                f"tensor {tensor} has type {type_name}, which is not supported; "
+                f"convert the file to one of {', '.join(FORMATS)}."
+            )
+        raw, type_name = expand(raw, type_name), "BF16"
+    return Packed(jnp.asarray(raw.view(jnp.dtype(FORMATS[type_name].dtype))), type_name)
 
 
 def dequantise(weight: Packed) -> jax.Array:
