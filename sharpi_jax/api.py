@@ -127,20 +127,30 @@ class Model:
         return score(self.decoder, token_ids)
 
 
-def load(path: str | Path = DEMO_MODEL, *, dtype: str = "float32", cache_dtype: str = "float32") -> Model:
+def load(
+    path: str | Path = DEMO_MODEL,
+    *,
+    mtp_model: str | Path | None = None,
+    dtype: str = "float32",
+    cache_dtype: str = "float32",
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Model:
     """Reads a GGUF file and puts its weights on the default device, packed as they are.
 
     Args:
-      path: the file; without one, the demo model that the package holds.
+      path: the file, or any shard of a split one; without one, the demo model that the package holds.
+      mtp_model: a file that holds the model's MTP head alone. Where the model's own file has a head too, this one is
+        used.
       dtype: type of the operands of matrix products, one of DTYPES. cache_dtype: of keys and values, of CACHE_DTYPES.
+      on_progress: called while loading, with the bytes that are on the device and the bytes in all.
 
     Raises:
-      CheckpointError: the file cannot be used. OptionError: a type that is not offered.
+      CheckpointError: a file cannot be used. OptionError: a type that is not offered.
     """
     for name, value, known in (("dtype", dtype, DTYPES), ("cache_dtype", cache_dtype, CACHE_DTYPES)):
         if value not in known:
             raise OptionError(f"{name} must be one of {', '.join(known)}, not {value!r}.")
-    return Model(checkpoint.read(path), dtype, cache_dtype)
+    return Model(checkpoint.read(path, mtp_model, on_progress), dtype, cache_dtype)
 
 
 class _Text:

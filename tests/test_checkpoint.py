@@ -291,7 +291,7 @@ def test_of_two_mtp_layers_the_first_is_used_and_that_is_said(rewritten):
 
 def test_an_mtp_only_file_is_refused(rewritten):
     message = refusal(checkpoint.read, rewritten(TINY, drop=r"blk\.[0-3]\..*"))
-    assert message == "holds only an MTP head; give the file that holds the trunk."
+    assert message == "holds only an MTP head; give the file that holds the trunk, and this one as --mtp_model."
 
 
 def test_a_head_in_the_wrong_place_is_refused(rewritten):

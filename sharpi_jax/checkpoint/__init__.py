@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharpi_jax.checkpoint.chat import ChatTemplate
 from sharpi_jax.checkpoint.config import read_config
 from sharpi_jax.checkpoint.gguf_file import GGUFFile, open_gguf
+from sharpi_jax.checkpoint.sidecar import is_head_alone, join_sidecar
 from sharpi_jax.checkpoint.tokenizer import Tokenizer
+from sharpi_jax.errors import CheckpointError
 from sharpi_jax.model.config import ModelConfig
 
 if TYPE_CHECKING:  # the params are JAX arrays, and looking at a file must not wait for JAX
@@ -30,17 +33,30 @@ class Checkpoint:
     notes: tuple[str, ...]
 
 
-def read(path: str | Path) -> Checkpoint:
-    """Reads a GGUF file; weights go to the device packed as they are, those of rare types as bfloat16.
+def read(
+    path: str | Path, mtp_model: str | Path | None = None, on_progress: Callable[[int, int], None] | None = None
+) -> Checkpoint:
+    """Reads a GGUF file, or all shards of a split one; weights go to the device packed as they are, those of
+    rare types as bfloat16.
+
+    Args:
+      path: the file, or any shard.
+      mtp_model: a file that holds an MTP head alone, for this model.
+      on_progress: called after each tensor with the bytes that are on the device and the bytes in all.
 
     Raises:
-      CheckpointError: the file cannot be used; one sentence says why.
+      CheckpointError: a file cannot be used; one sentence says why.
     """
     from sharpi_jax.checkpoint.weights import read_weights
 
     file = open_gguf(path)
+    if is_head_alone(file):
+        raise CheckpointError(
+            f"{file.path} holds only an MTP head; give the file that holds the trunk, and this one as --mtp_model."
+        )
+    file, head_notes = (file, ()) if mtp_model is None else join_sidecar(file, open_gguf(mtp_model))
     config, notes = read_config(file)
     tokenizer = Tokenizer.from_metadata(file.metadata)
     template = ChatTemplate.from_metadata(file.metadata)
-    params, more = read_weights(file, config)
-    return Checkpoint(file, config, params, tokenizer, template, (*notes, *more))
+    params, weight_notes = read_weights(file, config, on_progress)
+    return Checkpoint(file, config, params, tokenizer, template, head_notes + notes + weight_notes)

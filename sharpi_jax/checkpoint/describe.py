@@ -62,7 +62,7 @@ class Description:
     """The facts. None stands for what the file does not say.
 
     Attributes:
-      file_bytes: size of the file. parameters: weights in all tensors together.
+      file_bytes: size of the file, or of all shards together. parameters: weights in all tensors together.
       sizes: the architecture's own numbers by their key without the prefix, scalars only.
       layers: the trunk's layers counted by kind; MTP layers are not among them.
       types: how the weights are stored, the largest share first.
@@ -95,7 +95,7 @@ def describe(file: GGUFFile) -> Description:
     return Description(
         architecture=architecture,
         name=_text(metadata, "general.name"),
-        file_bytes=file.path.stat().st_size,
+        file_bytes=sum(mapped.size for mapped in file.files),
         parameters=sum(tensor.n_elements for tensor in file.tensors.values()),
         sizes=sizes,
         layers=_layers(own, trunk),
@@ -152,7 +152,7 @@ def _mtp(file: GGUFFile, sizes: Mapping[str, int]) -> Mtp:
     elif len(blocks) != promised:
         remark = f"the metadata promises {promised}"
     if blocks and not any(name.startswith("blk.0.") for name in file.tensors):
-        remark = "; ".join(filter(None, (remark, "the file holds no trunk: it is a sidecar of another file")))
+        remark = "; ".join(filter(None, (remark, "the file holds no trunk: it is a sidecar, for --mtp_model")))
     return Mtp(promised, tuple(blocks), remark)
 
 

@@ -1,7 +1,8 @@
 """Fills the params from a GGUF's tensors: no field unfilled, and no tensor left unused in silence."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,35 +27,40 @@ from sharpi_jax.model.params import (
 from sharpi_jax.quant import Packed, dequantise, pack
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
+_NEXTN = re.compile(r"blk\.(\d+)\.nextn\.")
+
+OnProgress = Callable[[int, int], None]  # bytes that are on the device, bytes in all
 
 
-def read_weights(file: GGUFFile, cfg: ModelConfig) -> tuple[ModelParams, tuple[str, ...]]:
-    """Every tensor of the model on the device, packed as in the file, and a remark where one could not stay packed.
+def read_weights(
+    file: GGUFFile, cfg: ModelConfig, on_progress: OnProgress | None = None
+) -> tuple[ModelParams, tuple[str, ...]]:
+    """Every tensor of the model on the device, packed as in the file, and a remark where some could not stay packed.
+
+    They go there one by one, so that no two are held twice.
+
+    Args:
+      on_progress: called after each tensor.
 
     Raises:
       CheckpointError: a tensor is missing, has other dimensions or a type that is not supported, or is not known.
     """
-    reader = _Reader(file, cfg)
-    return reader.model(), expansion_notes(reader.used)
+    reader = _Reader(file, cfg, on_progress or (lambda done, total: None))
+    return reader.model(), expansion_notes(list(reader.used))
 
 
 class _Reader:
-    def __init__(self, file: GGUFFile, cfg: ModelConfig):
+    def __init__(self, file: GGUFFile, cfg: ModelConfig, on_progress: OnProgress):
         self._file = file
         self._cfg = cfg
         self._kind = ARCHITECTURES[cfg.architecture]
         self._sizes = names.sizes(cfg)
-        self._loaded: dict[str, Packed | jax.Array] = {}
-        self._used = {ROPE_FACTORS}  # which config.py reads
-
-    @property
-    def used(self) -> list[TensorInfo]:
-        """What has been loaded so far."""
-        return [self._file.tensors[name] for name in self._used if name in self._file.tensors]
+        self._loaded: dict[TensorInfo, Packed | jax.Array] = {}
+        self._on_progress = on_progress
+        self._done, self._total = 0, sum(info.nbytes for info in set(file.tensors.values()))
+        self.used: dict[TensorInfo, None] = {}  # in the order in which they were read
 
     def model(self) -> ModelParams:
-        if self._cfg.has_mtp and not any(name.startswith("blk.0.") for name in self._file.tensors):
-            raise CheckpointError(f"{self._file.path} holds only an MTP head; give the file that holds the trunk.")
         top = self._fill(names.MODEL, "")
         layers = tuple(self._layer(i, kind) for i, kind in enumerate(self._cfg.layer_kinds))
         mtp = None
@@ -89,53 +95,68 @@ class _Reader:
         name = prefix + row.suffix
         present = [n for n in (name, *row.fallback) if n in self._file.tensors]
         if present:
-            if present[0] not in self._loaded:
-                self._loaded[present[0]] = self._load(row, present[0])
-            return self._loaded[present[0]]
+            info = self._file.tensors[present[0]]
+            if info not in self._loaded:
+                self._loaded[info] = self._load(row, present[0])
+            return self._loaded[info]
         if row.fused and prefix + row.fused in self._file.tensors:
             return self._part(row, table, prefix + row.fused)
         if row.optional:
             return None
-        raise CheckpointError(f"{self._file.path}: tensor {name} is missing.")
+        raise CheckpointError(f"{self._path_of_block(name)}: tensor {name} is missing.")
+
+    def _path_of_block(self, name: str) -> Path:
+        """The file that should hold a missing tensor: the one that holds others of its block."""
+        prefix = m[0] if (m := _BLOCK.match(name)) else name
+        found = (info.file.path for other, info in self._file.tensors.items() if other.startswith(prefix))
+        return next(found, self._file.path)
 
     def _load(self, row: names.Tensor, name: str) -> Packed | jax.Array:
-        raw, type_name = self._raw(name, self._dims(row))
-        packed = pack(raw, type_name, name)
+        packed = pack(self._bytes(name, self._dims(row)), self._file.tensors[name].type_name, name)
         return packed if row.kind == "matrix" else dequantise(packed).reshape(self._dims(row)[::-1])
 
     def _part(self, row: names.Tensor, table: Sequence[names.Tensor], name: str) -> Packed:
         """Its rows of a tensor that holds several."""
         heights = {r.field: self._dims(r)[1] for r in table if r.fused == row.fused}
         inputs, height, *stack = self._dims(row)
-        raw, type_name = self._raw(name, (inputs, sum(heights.values()), *stack))
+        whole = self._bytes(name, (inputs, sum(heights.values()), *stack))
         start = sum(list(heights.values())[: list(heights).index(row.field)])
-        return pack(np.ascontiguousarray(raw[..., start : start + height, :]), type_name, name)
+        part = np.ascontiguousarray(whole[..., start : start + height, :])
+        return pack(part, self._file.tensors[name].type_name, name)
 
     def _dims(self, row: names.Tensor) -> tuple[int, ...]:
         return tuple(self._sizes[letter] for letter in row.dims.split())
 
-    def _raw(self, name: str, expected: tuple[int, ...]) -> tuple[np.ndarray, str]:
-        """A tensor's bytes, [.., N, bytes per row], and type; marks it as used."""
+    def _bytes(self, name: str, expected: tuple[int, ...]) -> np.ndarray:
+        """A tensor's bytes, [..., N, bytes per row]."""
         info = self._file.tensors[name]
         if info.dims not in (expected, (*expected, 1)):  # converters differ on a last dimension of 1
             raise CheckpointError(
-                f"{self._file.path}: tensor {name} has dimensions {list(info.dims)}; "
+                f"{info.file.path}: tensor {name} has dimensions {list(info.dims)}; "
                 f"the metadata ask for {list(expected)}."
             )
-        self._used.add(name)
-        return self._file.raw(name), info.type_name
+        if info not in self.used:
+            self.used[info] = None
+            self._done += info.nbytes
+        self._on_progress(self._done, self._total)
+        return self._file.load(name)
 
     def _refuse_unused(self) -> None:
         """Names what the table does not know. MTP blocks that config.py has told the user are not used are exempt."""
         first = len(self._cfg.layer_kinds) + (1 if self._cfg.has_mtp else 0)
-        exempt = range(first, int(np.max(self._file.metadata[f"{self._cfg.architecture}.block_count"])))
+        exempt = set(range(first, int(np.max(self._file.metadata[f"{self._cfg.architecture}.block_count"]))))
+        # Later heads that the metadata do not count.
+        exempt |= {block for name in self._file.tensors if (m := _NEXTN.match(name)) and (block := int(m[1])) >= first}
         unused = [
             name
-            for name in self._file.tensors
-            if name not in self._used and not ((m := _BLOCK.match(name)) and int(m.group(1)) in exempt)
+            for name, info in self._file.tensors.items()
+            if name != ROPE_FACTORS  # config.py reads it
+            and info not in self.used
+            and not ((m := _BLOCK.match(name)) and int(m.group(1)) in exempt)
         ]
         if unused:
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
             raise CheckpointError(
-                f"{self._file.path}: tensor {unused[0]}{more} is not known for architecture {self._cfg.architecture}."
+                f"{self._file.tensors[unused[0]].file.path}: tensor {unused[0]}{more} is not known for architecture "
+                f"{self._cfg.architecture}."
             )

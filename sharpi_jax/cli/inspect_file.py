@@ -18,7 +18,7 @@ SECTIONS = (
     Section(
         "Inspect",
         (
-            Flag("model", "the GGUF file (-m, or without a flag)", "FILE"),
+            Flag("model", "the GGUF file, or any shard of a split one (-m, or without a flag)", "FILE"),
             Flag("tensors", "list every tensor: name, type, dimensions (in-features first), bytes"),
             Flag("metadata", "list every metadata key: type and value; long values are cut"),
         ),
@@ -62,8 +62,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _summary(file: GGUFFile, facts: Description) -> list[str]:
     sizes = facts.sizes
+    shards = f", the first of {len(file.files)} files" if len(file.files) > 1 else ""
     rows = [
-        ("file", f"{file.path} ({_bytes(facts.file_bytes)}, GGUF version {file.version})"),
+        ("file", f"{file.path} ({_bytes(facts.file_bytes)}, GGUF version {file.version}{shards})"),
         ("architecture", facts.architecture or "not given"),
         ("name", facts.name or "not given"),
         ("parameters", f"{facts.parameters:,}"),

@@ -92,6 +92,7 @@ def document(flags: RunFlags, generation: Generation) -> dict[str, Any]:
     """The document of --output_json. `steps` is there only when the run was traced."""
     options = {
         "model": flags.model,
+        "mtp_model": flags.mtp_model,
         **dataclasses.asdict(flags.options),
         "ctx_size": generation.ctx_size,
         "drafting": generation.drafting,

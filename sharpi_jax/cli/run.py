@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sharpi_jax.cli import chat, demo, device, json_file, report
 from sharpi_jax.cli.flagset import render
+from sharpi_jax.cli.progress import loading_bar
 from sharpi_jax.cli.prompt import read_prompt
 from sharpi_jax.cli.run_flags import SECTIONS, RunFlags, check_run, parse_run
 from sharpi_jax.cli.terminal import note, write_text
@@ -50,7 +51,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
     flags = check_run(parsed)
     device.configure(flags.platform, flags.threads, compile_cache=flags.compile_cache)
-    _check_model(flags.model)
+    for path in (flags.model, flags.mtp_model):
+        if path is not None:
+            _check_model(path)
     prompt = read_prompt(flags)
     if flags.output_json is not None:
         if prompt is None:
@@ -59,7 +62,14 @@ def main(argv: Sequence[str]) -> int:
     device.check(flags.platform)
     from sharpi_jax import api  # here, not above: it imports JAX
 
-    model = api.load(flags.model, dtype=flags.dtype, cache_dtype=flags.cache_dtype)
+    with loading_bar() as show:
+        model = api.load(
+            flags.model,
+            mtp_model=flags.mtp_model,
+            dtype=flags.dtype,
+            cache_dtype=flags.cache_dtype,
+            on_progress=show,
+        )
     if flags.chat:
         chat.template_of(model)  # before the user has typed anything
     if prompt is None:

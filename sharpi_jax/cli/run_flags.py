@@ -80,7 +80,12 @@ SECTIONS = (
     Section(
         "Model",
         (
-            Flag("model", "the GGUF file (-m); unset: the embedded demo model, with MTP off and on", "FILE"),
+            Flag(
+                "model",
+                "the GGUF file, or any shard of a split one (-m); unset: the embedded demo model, with MTP off and on",
+                "FILE",
+            ),
+            Flag("mtp_model", "a GGUF file with the model's MTP head alone, for a --model without one", "FILE"),
             Flag("dtype", "arithmetic: float32 or bfloat16", "TYPE", Choice("float32", "bfloat16"), "float32"),
             Flag(
                 "cache_dtype",
@@ -167,7 +172,7 @@ class RunFlags:
     """What the user chose, checked as far as it can be without the model.
 
     Attributes:
-      model: a path; is_demo says that it is the embedded model's, since none was given.
+      model: a path; is_demo says that it is the embedded model's, since none was given. mtp_model: a path.
       prompt, prompt_file, prompt_ids: at most one is set.
       options: what decoding needs; a spec_draft_p_min of 0 is already 1 here.
       p_min_unset: whether spec_draft_p_min was given as 0.
@@ -176,6 +181,7 @@ class RunFlags:
 
     model: str
     is_demo: bool
+    mtp_model: str | None
     dtype: str
     cache_dtype: str
     prompt: str | None
@@ -209,13 +215,15 @@ def check_run(parsed: Parsed, environ: Mapping[str, str] = os.environ) -> RunFla
         raise UsageError(_unexpected(parsed.positional[0], values["model"]))
     if values["model"] == "":
         raise UsageError("flag --model needs a path; without the flag the embedded demo model runs.")
+    if values["mtp_model"] is not None and not (values["model"] and values["mtp_model"]):
+        raise UsageError("flag --mtp_model needs a path, and a --model beside it that holds the trunk.")
     _check_prompt(values)
     if values["output_json"] == "":
         raise UsageError("flag --output_json needs a path, or - for standard output.")
     p_min = values["spec_draft_p_min"]
     return RunFlags(
         **{name: values[name] for name in (*PROMPT_FLAGS, "dtype", "cache_dtype", "chat", "system_prompt")},
-        **{name: values[name] for name in ("output_json", "platform", "threads", "compile_cache")},
+        **{name: values[name] for name in ("mtp_model", "output_json", "platform", "threads", "compile_cache")},
         model=values["model"] or str(DEMO_MODEL),
         is_demo=values["model"] is None,
         stop=tuple(values["stop"] or ()),
