@@ -281,12 +281,20 @@ def test_a_head_that_the_metadata_does_not_mention_is_said_and_used(rewritten, b
     assert read.notes == ("the metadata does not mention the MTP head found in block 4; it is used",)
 
 
-def test_of_two_mtp_layers_the_first_is_used_and_that_is_said(rewritten):
+UNSAID = "the metadata does not mention the MTP head found in block 4; it is used"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "promised", "notes"),
+    [(6, 2, ()), (5, 1, ()), (6, ABSENT, (UNSAID,)), (4, ABSENT, (UNSAID,))],
+)
+def test_of_two_mtp_layers_the_first_is_used_and_that_is_said(rewritten, blocks, promised, notes):
+    """Whether the metadata count both, the first alone, or neither."""
     second = {name.replace("blk.4.", "blk.5."): data for name, data in tensors(TINY, r"blk\.4\..*").items()}
-    read = checkpoint.read(rewritten(TINY, meta={"block_count": 6, "nextn_predict_layers": 2}, add=second))
+    read = checkpoint.read(rewritten(TINY, meta={"block_count": blocks, "nextn_predict_layers": promised}, add=second))
     assert read.config == TINY_CONFIG
     assert same_params(read.params, models.read(TINY).params)
-    assert read.notes == ("the file has 2 MTP layers; only the first is used",)
+    assert read.notes == (*notes, "the file has 2 MTP layers; only the first is used")
 
 
 def test_an_mtp_only_file_is_refused(rewritten):
@@ -327,7 +335,8 @@ def test_a_missing_tensor_is_named_and_so_is_one_of_other_dimensions(rewritten, 
 
 def test_what_the_table_does_not_know_is_named(rewritten):
     one = np.ones(64, np.float32)
-    for name in ("blk.0.attn_q.bias", "blk.4.nextn.extra.weight", "rope_freqs.weight", "blk.3.attn_qkv.weight"):
+    nextn = ("blk.4.nextn.extra.weight", "nextn.extra.weight", "blk.x.nextn.eh_proj.weight")
+    for name in ("blk.0.attn_q.bias", *nextn, "rope_freqs.weight", "blk.3.attn_qkv.weight"):
         message = refusal(checkpoint.read, rewritten(TINY, add={name: one}))
         assert message == f"tensor {name} is not known for architecture qwen35."
     message = refusal(checkpoint.read, rewritten(TINY, add={f"blk.1.extra.{i}": one for i in range(3)}))

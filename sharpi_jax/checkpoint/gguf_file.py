@@ -2,8 +2,8 @@
 
 A split model's files are called NAME-00001-of-00003.gguf and so on, and each says in its metadata which one it is
 (`split.no`, from 0), of how many (`split.count`), and how many tensors they hold together (`split.tensors.count`). The
-model's metadata are the first one's. What must not go wrong: a shard of another model passes for one of this model's, or
-a header that claims 65535 shards is believed.
+model's metadata are those of the first. What must not go wrong: a shard of another model passes for one of this, or a
+header that claims 65535 shards is believed.
 """
 
 import dataclasses

@@ -82,9 +82,8 @@ def _check_same_model(trunk: GGUFFile, sidecar: GGUFFile, architecture: str) -> 
     for key in ("general.architecture", *keys, "tokenizer.ggml.tokens"):
         own, wanted = sidecar.metadata.get(key), trunk.metadata.get(key)
         if own is not None and wanted is not None and not _equal(own, wanted):
-            raise CheckpointError(
-                f"{sidecar.path} does not belong to {trunk.path}: its {key} is {_shown(own)}, not {_shown(wanted)}."
-            )
+            differ = f"{_shown(own)}, not {_shown(wanted)}" if _shown(own) != _shown(wanted) else "another"
+            raise CheckpointError(f"{sidecar.path} does not belong to {trunk.path}: its {key} is {differ}.")
     unknown = [name for name in sidecar.tensors if _block(name) < 0 and name not in _TOP]
     if unknown:
         raise CheckpointError(f"{sidecar.path}: tensor {unknown[0]} is not known for an MTP head.")
