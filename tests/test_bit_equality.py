@@ -109,6 +109,30 @@ def test_layers_of_a_real_model_keep_the_bits():
             assert_same(plain, run(decoder, batch, budgets, K, script(plain, rng, K)), rows)
 
 
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("K", [1, 2, 3, 5])
+def test_a_mixture_of_experts_keeps_the_bits(K, ties):
+    """With `ties` every second expert has its neighbour's router row, so that half of all choices are between equals."""
+    decoder = models.decoder("qwen35moe-tiny-f32")
+    if ties:
+        decoder = Decoder(with_ties(decoder.params), decoder.cfg, decoder.programs)
+    prompts, rng = random_prompts(10, ROWS), np.random.default_rng(11)
+    budgets = rng.integers(10, 41, ROWS).tolist()
+    plain = run(decoder, prompts, budgets, 0)
+    assert_same(plain, run(decoder, prompts, budgets, K))
+    assert_same(plain, run(decoder, prompts, budgets, K, script(plain, rng, K)))
+
+
+def with_ties(params):
+    def tie(layer):
+        router = layer.ffn.router
+        blocks = router.blocks.at[1::2].set(router.blocks[::2])
+        return layer.replace(ffn=layer.ffn.replace(router=router.replace(blocks=blocks)))
+
+    mtp = params.mtp.replace(layer=tie(params.mtp.layer))
+    return params.replace(layers=tuple(map(tie, params.layers)), mtp=mtp)
+
+
 @pytest.mark.parametrize("K", [0, 3])
 def test_a_row_in_a_batch_has_the_bits_of_that_row_alone(K):
     decoder = models.decoder(MODEL)

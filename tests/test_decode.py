@@ -16,6 +16,8 @@ from sharpi_jax.decode.options import DecodeOptions
 LLAMA_COUNTS = {
     "qwen35-tiny": {1: (28, 34), 2: (36, 54), 3: (38, 74)},
     "qwen35-tiny256": {1: (27, 35), 2: (35, 53), 3: (38, 70)},
+    "qwen35moe-tiny": {1: (27, 36), 2: (34, 58), 3: (38, 75)},
+    "qwen35moe-tiny256": {1: (30, 32), 2: (36, 53), 3: (40, 65)},
 }
 
 

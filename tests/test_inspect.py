@@ -67,6 +67,8 @@ def test_summary_of_a_model_with_a_head(capsys: CapSys) -> None:
     assert line(lines, "heads").startswith("4 / 2 (query / key-value) of 32; gated delta net 4 / 2 (value / key) of 16")
     assert line(lines, "tokenizer").startswith("gpt2, pre-tokenizer qwen35, 512 tokens, eos 477 <|im_end|>")
     assert line(lines, "chat template").startswith("yes")
+    assert line(lines, "supported") == "yes"
+    assert not any(text.startswith("experts") for text in lines)
     assert [text.split()[0] for text in lines[lines.index("quantisation:") + 1 :]] == ["Q4_0", "Q8_0", "F32"]
     assert not any(char < " " or char == "\x7f" for text in lines for char in text)
 
@@ -75,6 +77,12 @@ def test_summary_of_a_model_without_a_head(capsys: CapSys) -> None:
     lines = inspect(capsys, f"--model={fixture('qwen35-tiny-nomtp-f16')}")
     assert line(lines, "layers") == "3 gated delta net + 1 attention"
     assert line(lines, "MTP head") == "no"
+
+
+def test_summary_of_a_mixture_of_experts(capsys: CapSys) -> None:
+    lines = inspect(capsys, fixture("qwen35moe-tiny-f32"))
+    assert line(lines, "experts") == "8, 2 used, width 32, shared width 48"
+    assert line(lines, "supported") == "yes"
 
 
 def test_lists(data_dir: Path, capsys: CapSys) -> None:
@@ -102,6 +110,7 @@ def test_a_file_that_cannot_be_run(tmp_path: Path, capsys: CapSys) -> None:
     assert line(lines, "width") == "not given"
     assert line(lines, "tokenizer") == "none"
     assert line(lines, "chat template") == "no"
+    assert line(lines, "supported").startswith("no: architecture 'strange' is not supported; supported: qwen35,")
     assert lines[lines.index("quantisation:") + 1].split()[:2] == ["F64", "1"]
 
 

@@ -24,7 +24,8 @@ from sharpi_jax.model.trunk import head, trunk
 from sharpi_jax.model.window import window_at
 
 TINY = "qwen35-tiny-f32"
-FLOAT32 = {TINY: "qwen35-tiny", "qwen35-tiny256-f32": "qwen35-tiny256"}  # file: its reference arrays
+BASES = ["qwen35-tiny", "qwen35-tiny256", "qwen35moe-tiny", "qwen35moe-tiny256"]
+FLOAT32 = {f"{base}-f32": base for base in BASES}  # file: its reference arrays
 DEQUANTISED = models.quantised(*FLOAT32.values())
 
 
@@ -92,6 +93,16 @@ def test_other_weight_types_are_exact_arithmetic_on_their_dequantised_weights(na
         assert (got.argmax(axis=-1) == arrays[f"dequant_{kind}_argmax"]).all()
     P = len(arrays["prompt"])
     assert (found.logits[P - 1 : -1].argmax(axis=-1) == arrays["dequant_tokens"][P:]).all()
+
+
+def test_fused_tensors_are_split_at_load():
+    """ffn_gate_up_exps, and attn_qkv in the attention layers, against NumPy float64 on the fused file."""
+    name, tokens = "qwen35moe-tiny-fused-f16", models.reference("qwen35moe-tiny")["tokens"]
+    reference = nm.load(models.fixture(name))
+    own = reference.trunk(tokens)
+    found = score(models.decoder(name), tokens.tolist())
+    assert_close(found.logits, own["logits"], 5e-5)
+    assert_close(found.mtp_logits, reference.mtp(tokens, own["hidden"])["logits"], 5e-5)
 
 
 def test_a_file_without_mtp_has_the_trunk_of_the_one_with():

@@ -12,12 +12,14 @@ import pytest
 from reference import numpy_model as nm
 from reference.numpy_decode import decode, judge, simulate_from_drafts
 
-MODELS = ["qwen35-tiny", "qwen35-tiny256"]
+MODELS = ["qwen35-tiny", "qwen35-tiny256", "qwen35moe-tiny", "qwen35moe-tiny256"]
 
 # accepted / drafted of llama.cpp's own greedy speculation, per n_max.
 LLAMA_COUNTS = {
     "qwen35-tiny": {1: (28, 34), 2: (36, 54), 3: (38, 74)},
     "qwen35-tiny256": {1: (27, 35), 2: (35, 53), 3: (38, 70)},
+    "qwen35moe-tiny": {1: (27, 36), 2: (34, 58), 3: (38, 75)},
+    "qwen35moe-tiny256": {1: (30, 32), 2: (36, 53), 3: (40, 65)},
 }
 COUNTED_TOKENS = 63  # llama.cpp's 64 include the one its prompt pass emits, outside its steps
 

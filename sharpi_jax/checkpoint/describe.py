@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from sharpi_jax.checkpoint.config import read_config
 from sharpi_jax.checkpoint.gguf_file import GGUFFile
+from sharpi_jax.checkpoint.tokenizer import Tokenizer
+from sharpi_jax.errors import CheckpointError
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _NEXTN = re.compile(r"blk\.(\d+)\.nextn\.")
@@ -67,6 +70,7 @@ class Description:
       layers: the trunk's layers counted by kind; MTP layers are not among them.
       types: how the weights are stored, the largest share first.
       chat_template: its length in characters; 0 when there is none.
+      obstacle: why the model cannot be run here, as far as its metadata tell; empty when nothing speaks against it.
     """
 
     architecture: str | None
@@ -79,6 +83,7 @@ class Description:
     types: tuple[TypeShare, ...]
     tokenizer: TokenizerFacts | None
     chat_template: int
+    obstacle: str
 
 
 def describe(file: GGUFFile) -> Description:
@@ -103,7 +108,18 @@ def describe(file: GGUFFile) -> Description:
         types=_types(file),
         tokenizer=_tokenizer(metadata),
         chat_template=len(_text(metadata, "tokenizer.chat_template") or ""),
+        obstacle=_obstacle(file),
     )
+
+
+def _obstacle(file: GGUFFile) -> str:
+    """The first complaint of those who would read the file for a run, less its path."""
+    try:
+        read_config(file)
+        Tokenizer.from_metadata(file.metadata)
+    except CheckpointError as error:
+        return str(error).removeprefix(f"{file.path}: ")
+    return ""
 
 
 def _text(metadata: Mapping[str, Any], key: str) -> str | None:

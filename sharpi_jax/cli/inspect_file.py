@@ -72,9 +72,11 @@ def _summary(file: GGUFFile, facts: Description) -> list[str]:
         ("width", _number(sizes.get("embedding_length"))),
         ("layers", _layers(facts)),
         ("heads", _heads(sizes)),
+        *([("experts", _experts(sizes))] if "expert_count" in sizes else []),
         ("MTP head", _mtp(facts.mtp)),
         ("tokenizer", _tokenizer(facts.tokenizer)),
         ("chat template", f"yes, {facts.chat_template} characters" if facts.chat_template else "no"),
+        ("supported", f"no: {facts.obstacle}" if facts.obstacle else "yes"),
     ]
     lines = [f"{name + ':':<16}{printable(value)}" for name, value in rows]
     total = sum(share.nbytes for share in facts.types) or 1
@@ -101,6 +103,13 @@ def _heads(sizes: Any) -> str:
     if "ssm.time_step_rank" in sizes:
         text += f"; gated delta net {shown('ssm.time_step_rank', 'ssm.group_count')} (value / key)"
         text += f" of {shown('ssm.state_size')}"
+    return text
+
+
+def _experts(sizes: Any) -> str:
+    text = f"{_number(sizes.get('expert_count'))}, {_number(sizes.get('expert_used_count'))} used"
+    for key, what in (("expert_feed_forward_length", "width"), ("expert_shared_feed_forward_length", "shared width")):
+        text += f", {what} {sizes[key]}" if key in sizes else ""
     return text
 
 
