@@ -112,7 +112,7 @@ def test_layers_of_a_real_model_keep_the_bits():
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("K", [1, 2, 3, 5])
 def test_a_mixture_of_experts_keeps_the_bits(K, ties):
-    """With `ties` every second expert has its neighbour's router row, so that half of all choices are between equals."""
+    """With `ties` every second expert has its neighbour's router row, so that choices are between equals."""
     decoder = models.decoder("qwen35moe-tiny-f32")
     if ties:
         decoder = Decoder(with_ties(decoder.params), decoder.cfg, decoder.programs)
