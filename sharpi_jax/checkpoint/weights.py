@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -29,6 +29,7 @@ from sharpi_jax.quant import Packed, dequantise, pack
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _NEXTN = re.compile(r"blk\.(\d+)\.nextn\.")
 
+_Value = TypeVar("_Value", Packed, jax.Array, Packed | jax.Array)
 OnProgress = Callable[[int, int], None]  # bytes that are on the device, bytes in all
 
 
@@ -113,7 +114,9 @@ class _Reader:
 
     def _load(self, row: names.Tensor, name: str) -> Packed | jax.Array:
         packed = pack(self._bytes(name, self._dims(row)), self._file.tensors[name].type_name, name)
-        return packed if row.kind == "matrix" else dequantise(packed).reshape(self._dims(row)[::-1])
+        return self._settled(
+            name, packed if row.kind == "matrix" else dequantise(packed).reshape(self._dims(row)[::-1])
+        )
 
     def _part(self, row: names.Tensor, table: Sequence[names.Tensor], name: str) -> Packed:
         """Its rows of a tensor that holds several."""
@@ -122,7 +125,17 @@ class _Reader:
         whole = self._bytes(name, (inputs, sum(heights.values()), *stack))
         start = sum(list(heights.values())[: list(heights).index(row.field)])
         part = np.ascontiguousarray(whole[..., start : start + height, :])
-        return pack(part, self._file.tensors[name].type_name, name)
+        return self._settled(name, pack(part, self._file.tensors[name].type_name, name))
+
+    def _settled(self, name: str, value: _Value) -> _Value:
+        """The value once it is on the device, so that no copy of it waits on the host while the next one is read."""
+        jax.block_until_ready(value)
+        info = self._file.tensors[name]
+        if info not in self.used:
+            self.used[info] = None
+            self._done += info.nbytes
+        self._on_progress(self._done, self._total)
+        return value
 
     def _dims(self, row: names.Tensor) -> tuple[int, ...]:
         return tuple(self._sizes[letter] for letter in row.dims.split())
@@ -135,10 +148,6 @@ class _Reader:
                 f"{info.file.path}: tensor {name} has dimensions {list(info.dims)}; "
                 f"the metadata ask for {list(expected)}."
             )
-        if info not in self.used:
-            self.used[info] = None
-            self._done += info.nbytes
-        self._on_progress(self._done, self._total)
         return self._file.load(name)
 
     def _refuse_unused(self) -> None:
