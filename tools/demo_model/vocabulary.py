@@ -8,7 +8,8 @@ import numpy as np
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
-from sharpi_jax.checkpoint.tokenizer import Tokenizer, pre_tokenizer
+from sharpi_jax.checkpoint.byte_level import pre_tokenizer
+from sharpi_jax.checkpoint.tokenizer import Tokenizer
 
 SIZE = 4096
 END = "<|endoftext|>"
