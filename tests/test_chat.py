@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from chat_cases import THINKING, THINKING_OFF
 
 from sharpi_jax.checkpoint import chat
 from sharpi_jax.checkpoint.chat import ChatTemplate
 from sharpi_jax.checkpoint.gguf_file import open_gguf
 from sharpi_jax.checkpoint.tokenizer import Tokenizer
-from sharpi_jax.errors import CheckpointError
+from sharpi_jax.errors import CheckpointError, OptionError
 
 USER = [{"role": "user", "content": "Hi"}]
 TALK = [
@@ -20,23 +21,6 @@ TALK = [
     {"role": "user", "content": "  1 < 2?\n"},
     {"role": "assistant", "content": "Ja, größer: 日本 👍"},
 ]
-
-# Written for this test in the manner of the thinking models: indented blocks, whitespace control, a think switch.
-THINKING = """{%- for message in messages %}
-    {%- if loop.first and message.role != 'system' %}
-        {{- '<|im_start|>system\\nYou help.<|im_end|>\\n' }}
-    {%- endif %}
-    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\\n\\n</think>\\n\\n' }}
-    {%- else %}
-        {{- '<think>\\n' }}
-    {%- endif %}
-{%- endif %}
-"""
 
 
 def render(source: str, **variables: object) -> str:
@@ -77,9 +61,23 @@ def test_the_template_of_a_real_vocabulary(data_dir: Path, tmp_path: Path) -> No
 
 def test_thinking_switched_off_ends_in_the_empty_block() -> None:
     begin = "<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    assert render(THINKING, enable_thinking=False) == begin + "<think>\n\n</think>\n\n"
-    assert render(THINKING, enable_thinking=True) == begin + "<think>\n"
-    assert render(THINKING) == begin + "<think>\n"
+    assert render(THINKING, thinking=False) == begin + "<think>\n\n</think>\n\n"
+    assert render(THINKING, thinking=True) == begin + "<think>\n"
+    assert render(THINKING) == begin + "<think>\n"  # its own default
+    assert render(THINKING_OFF, thinking=True).endswith("<assistant><think>")
+    assert render(THINKING_OFF, thinking=False) == render(THINKING_OFF) == "<user>Hi<assistant></think>"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages }}", "{% set enable_thinking = true %}{{ enable_thinking }}", "thinking"]
+)
+def test_thinking_without_a_switch_is_refused(source: str) -> None:
+    for thinking in (True, False):
+        with pytest.raises(OptionError, match="no switch for thinking; give neither --thinking nor --no_thinking"):
+            render(source, thinking=thinking)
+    render(source)
+    with pytest.raises(CheckpointError, match="Expected an expression"):  # a broken template is the worse fault
+        render("{% if %}", thinking=True)
 
 
 @pytest.mark.parametrize(

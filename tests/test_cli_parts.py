@@ -105,8 +105,9 @@ class FakeModel:
         self.prompts: list[str] = []
         self.chat_template = self
 
-    def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    def render(self, messages: list[dict[str, str]], add_generation_prompt: bool, thinking: bool | None) -> str:
         assert add_generation_prompt
+        assert thinking is None
         return "".join(f"{message['role']}:{message['content']};" for message in messages)
 
     def generate(self, prompt: str, options: Any, *, on_text: Callable[[str], None], **kwargs: Any) -> Any:

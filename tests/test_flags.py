@@ -38,6 +38,14 @@ def test_defaults() -> None:
 
 
 @pytest.mark.parametrize(
+    ("argv", "expected"),
+    [([], None), (["--thinking"], True), (["--no-thinking"], False), (["--no_thinking"], False)],
+)
+def test_thinking_is_chosen_or_left_to_the_template(argv: list[str], expected: bool | None) -> None:
+    assert flags("--chat", *argv).thinking is expected
+
+
+@pytest.mark.parametrize(
     "argv",
     [
         ["--spec_draft_p_min=0.1"],
@@ -172,6 +180,8 @@ def test_draft_length_bounds() -> None:
         (["--prompt=", "--prompt_ids=1"], "--prompt and --prompt_ids were both given"),
         (["--chat", "--raw"], "--chat and --raw were both given"),
         (["--system_prompt=x"], "--system_prompt needs --chat"),
+        (["--thinking"], "--thinking needs --chat"),
+        (["--no_thinking"], "--no_thinking needs --chat"),
         (["--chat", "--prompt_ids=1"], "--prompt_ids needs --raw"),
         (["--prompt=\udcff"], "--prompt is not valid UTF-8"),
         (["--prompt"], "flag --prompt needs a value"),

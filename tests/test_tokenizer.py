@@ -1,12 +1,10 @@
 """Token ids against llama.cpp's own, and streamed text against whole text.
 
-`data/vocab` holds llama.cpp's vocabulary-only files (compressed) with its test strings (`.inp`) and the ids it gives
-(`.out`). The qwen2 file of that set has the very vocabulary of the qwen35 one, so it is not stored twice. There is no
-file for smollm: its splits are worked out by hand from the pattern's definition.
+`data/vocab` holds llama.cpp's own test strings (`.inp`) with the ids it gives (`.out`) for the vocabularies of
+vocabularies.py. There are none for smollm; test_tokenizer_peer.py has 3,000 more strings, for all of them.
 """
 
 import json
-import lzma
 import random
 import time
 from functools import cache
@@ -17,7 +15,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vocabularies import metadata as vocab_metadata
+from vocabularies import tokenizer as vocab
 
+from sharpi_jax.checkpoint.byte_level import pre_tokenizer
 from sharpi_jax.checkpoint.detokenizer import StreamingDetokenizer
 from sharpi_jax.checkpoint.gguf_file import open_gguf
 from sharpi_jax.checkpoint.tokenizer import Tokenizer
@@ -46,40 +47,16 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="session")
-def vocab_metadata(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """name -> the metadata of one of llama.cpp's vocabulary files."""
-    folder = tmp_path_factory.mktemp("vocab")
-
-    @cache
-    def read(name: str) -> dict[str, Any]:
-        path = folder / f"{name}.gguf"
-        path.write_bytes(lzma.decompress((DATA / "vocab" / f"{name}.gguf.xz").read_bytes()))
-        return dict(open_gguf(path).metadata)
-
-    return read
-
-
-@pytest.fixture(scope="session")
-def vocab(vocab_metadata: Any) -> Any:
-    """pre-tokenizer -> a tokenizer with a real vocabulary."""
-    files = {"qwen2": "qwen35", "smollm": "gpt-2"}
-
-    @cache
-    def build(pre: str) -> Tokenizer:
-        return Tokenizer.from_metadata({**vocab_metadata(files.get(pre, pre)), "tokenizer.ggml.pre": pre})
-
-    return build
-
-
 @cache
 def tiny() -> Tokenizer:
     """The tokenizer of the fixture models."""
     return Tokenizer.from_metadata(open_gguf(DATA / "qwen35-tiny-f32.gguf").metadata)
 
 
-@pytest.mark.parametrize(("pre", "count"), [("qwen35", 50), ("qwen2", 46), ("gpt-2", 46), ("llama-bpe", 46)])
-def test_ids_equal_llama_cpp(vocab: Any, pre: str, count: int) -> None:
+@pytest.mark.parametrize(
+    ("pre", "count"), [("qwen35", 50), ("qwen2", 46), ("gpt-2", 46), ("llama-bpe", 46), ("llama-spm", 46)]
+)
+def test_ids_equal_llama_cpp(pre: str, count: int) -> None:
     *strings, rest = (DATA / "vocab" / f"{pre}.inp").read_bytes().decode().split(SEPARATOR)
     ids = [list(map(int, line.split())) for line in (DATA / "vocab" / f"{pre}.out").read_text().splitlines()]
     assert (len(strings), len(ids), rest) == (count, count, "")
@@ -125,23 +102,15 @@ SPLITS = {
 
 
 @pytest.mark.parametrize("pre", SPLITS)
-def test_splits_worked_out_by_hand(vocab: Any, pre: str) -> None:
-    splitter = vocab(pre)._bpe.pre_tokenizer
+def test_splits_worked_out_by_hand(pre: str) -> None:
+    splitter = pre_tokenizer(pre)
     for case in SPLITS[pre]:
         text = case.replace("|", "")
         pieces = [text[begin:end] for _, (begin, end) in splitter.pre_tokenize_str(text)]
         assert pieces == case.split("|"), text
 
 
-def test_smollm_ids(vocab: Any) -> None:
-    """The gpt-2 vocabulary under the other pattern: the ids of the hand-made pieces one after the other."""
-    for case in SPLITS["smollm"]:
-        expected = [token for piece in case.split("|") for token in vocab("gpt-2").encode(piece)]
-        assert vocab("smollm").encode(case.replace("|", "")) == expected
-    assert vocab("smollm").encode(" 12345") != vocab("gpt-2").encode(" 12345")
-
-
-def test_special_tokens_in_the_text(vocab: Any) -> None:
+def test_special_tokens_in_the_text() -> None:
     tokenizer = vocab("qwen35")
     assert tokenizer.encode("!<|im_end|>") == [0, 151645]
     assert tokenizer.encode("Hello, <|im_start|>  <|im_end|>world") == [
@@ -157,15 +126,33 @@ def test_special_tokens_in_the_text(vocab: Any) -> None:
     assert tokenizer.decode(tokenizer.encode("<|im_end|>", parse_special=False)) == "<|im_end|>"
 
 
+def test_control_tokens_are_known_by_their_text() -> None:
+    """As llama.cpp logs it: these texts make a control token of any token; all but the last end generation."""
+    tokens = ["a", "</s>", "<|fim_pad|>", "<｜end▁of▁sentence｜>", "<|fim_prefix|>"]
+    metadata = {**SMALL, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": []}
+    small = Tokenizer.from_metadata({**metadata, "tokenizer.ggml.token_type": np.array([1, 1, 4, 6, 5])})
+    assert small.encode("a</s><|fim_pad|>a<｜end▁of▁sentence｜><|fim_prefix|>") == [0, 1, 2, 0, 3, 4]
+    assert 2 not in small.encode("<|fim_pad|>", parse_special=False)
+    assert [i for i in range(5) if small.is_special(i)] == [1, 2, 3, 4]
+    assert small.stop_ids == (1, 2, 3)
+
+
 def test_the_longest_special_token_wins() -> None:
     tokens = ["a", "<x", "<x>", "<x><x>"]
     types = {"tokenizer.ggml.token_type": np.array([1, 3, 3, 4])}
     small = Tokenizer.from_metadata({**SMALL, **types, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": []})
     assert small.encode("a<x><x><x>a<xa") == [0, 3, 2, 0, 1, 0]
     assert small.encode("<x><x>a", parse_special=False) == [3, 0]
+    # and where two overlap it wins even if the other begins earlier (llama-server gives these three)
+    tokens = [*"abcdefgh<>", "<ab", "b>cdef", "efgh"]
+    types = {"tokenizer.ggml.token_type": np.array([1] * 10 + [3, 3, 4])}
+    small = Tokenizer.from_metadata({**SMALL, **types, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": []})
+    assert small.encode("<ab>cdef") == [8, 0, 11]
+    assert small.encode("<ab>cdefgh") == [8, 0, 11, 6, 7]
+    assert small.encode("<ab>cdefefgh") == [8, 0, 11, 12]
 
 
-def test_llama_bpe_takes_whole_words_unmerged(vocab: Any, vocab_metadata: Any) -> None:
+def test_llama_bpe_takes_whole_words_unmerged() -> None:
     """A word that is a token counts as it is, even where no merge leads to it."""
     metadata = vocab_metadata("llama-bpe")
     word = next(t for t in metadata["tokenizer.ggml.tokens"] if len(t) > 6 and t.isascii() and t.isalpha())
@@ -175,7 +162,7 @@ def test_llama_bpe_takes_whole_words_unmerged(vocab: Any, vocab_metadata: Any) -
     assert len(Tokenizer.from_metadata({**small, "tokenizer.ggml.pre": "gpt-2"}).encode(word)) > 1
 
 
-def test_bos_and_stop_tokens(vocab: Any, vocab_metadata: Any) -> None:
+def test_bos_and_stop_tokens() -> None:
     llama, qwen = vocab("llama-bpe"), vocab("qwen35")
     assert (llama.bos_id, llama.eos_id, llama.add_bos) == (128000, 128001, True)
     assert llama.stop_ids == (128001, 128009)  # <|end_of_text|>, <|eot_id|>
@@ -183,7 +170,8 @@ def test_bos_and_stop_tokens(vocab: Any, vocab_metadata: Any) -> None:
     assert llama.encode_prompt("<|begin_of_text|>Hi") == [128000, *llama.encode("Hi")]
     assert llama.encode_prompt("") == [128000]
     assert (qwen.bos_id, qwen.eos_id, qwen.add_bos) == (151643, 151643, False)
-    assert qwen.stop_ids == (151643, 151645)
+    assert qwen.stop_ids == (128247, 151643, 151645)  # </s>, a normal token of the file, <|endoftext|>, <|im_end|>
+    assert vocab("smollm").stop_ids == (0, 2, 4)  # <|endoftext|>, <|im_end|>, <reponame>
     assert qwen.encode_prompt("Hi") == qwen.encode("Hi")
     told = Tokenizer.from_metadata({**vocab_metadata("gpt-2"), "tokenizer.ggml.add_bos_token": True})
     assert told.encode_prompt("Hi") == [50256, *told.encode("Hi")]
@@ -217,7 +205,8 @@ def test_kinds_of_tokens() -> None:
     ("change", "message"),
     [
         ({"tokenizer.ggml.model": None}, "no tokenizer"),
-        ({"tokenizer.ggml.model": "llama"}, "kind 'llama' is not supported.*gpt2"),
+        ({"tokenizer.ggml.model": "bert"}, "kind 'bert' is not supported.*gpt2.*llama"),
+        ({"tokenizer.ggml.model": "llama"}, "no token <0x00>"),
         ({"tokenizer.ggml.model": np.arange(3)}, "is not supported"),
         (
             {"tokenizer.ggml.pre": "deepseek-v3"},
@@ -247,9 +236,11 @@ def test_refused_tokenizers(change: dict[str, Any], message: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
-def test_any_text_survives(vocab: Any, text: str) -> None:
-    for tokenizer in (tiny(), vocab("qwen35"), vocab("gpt-2"), vocab("llama-bpe"), vocab("smollm")):
-        assert tokenizer.decode(tokenizer.encode(text)) == text
+def test_any_text_survives(text: str) -> None:
+    for tokenizer in (tiny(), vocab("qwen35"), vocab("gpt-2"), vocab("llama-bpe"), vocab("llama-spm")):
+        # SentencePiece spells a space as U+2581, so it cannot tell the two apart.
+        kept = text.replace("▁", " ") if tokenizer is vocab("llama-spm") else text
+        assert tokenizer.decode(tokenizer.encode(text)) == kept
 
 
 def streamed(tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip_special: bool = False) -> list[str]:
@@ -296,17 +287,18 @@ def test_what_is_certain_is_said_at_once() -> None:
     assert stream.finish() == "\ufffd"  # as when max_tokens cuts a character
 
 
-def test_random_ids_of_a_large_vocabulary_never_raise(vocab: Any) -> None:
+def test_random_ids_of_a_large_vocabulary_never_raise() -> None:
     draw = random.Random(15)
-    for pre in ("qwen35", "llama-bpe", "gpt-2"):
+    for pre in ("qwen35", "llama-bpe", "gpt-2", "llama-spm"):
         ids = [draw.randrange(-10, vocab(pre).vocab_size + 10) for _ in range(5000)]
-        whole = vocab(pre).decode(ids)
+        whole = vocab(pre).decode(ids, continues=True)
         assert "".join(streamed(vocab(pre), ids, [draw.randrange(5) for _ in range(2000)])) == whole
         assert all(vocab(pre).token_text(i).isprintable() for i in ids)
 
 
-def test_large_vocabularies_are_built_fast(vocab_metadata: Any) -> None:
-    metadata = vocab_metadata("qwen35")
+@pytest.mark.parametrize("pre", ["qwen35", "llama-spm"])
+def test_large_vocabularies_are_built_fast(pre: str) -> None:
+    metadata = vocab_metadata(pre)
     began = time.perf_counter()
     tokenizer = Tokenizer.from_metadata(metadata)
     assert time.perf_counter() - began < 5.0  # 0.4 s where nothing else runs

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import nodes, pass_context
+from jinja2 import meta, nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from sharpi_jax.errors import CheckpointError
+from sharpi_jax.errors import CheckpointError, OptionError
 
 _MAX_SECONDS = 10.0  # real templates take milliseconds
 _MAX_BUILT = 1 << 26  # characters and list items made in one rendering, all intermediate results together
@@ -40,6 +40,7 @@ _WIDENING = {
     "zfill",
 }
 _MAX_INT_BITS = 10_000
+_SWITCHES = ("enable_thinking", "thinking")  # Qwen, GLM and SmolLM; DeepSeek and Granite
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,43 @@ class ChatTemplate:
             raise CheckpointError("the model file's tokenizer.chat_template is no text; convert the model again.")
         return cls(source, _token(metadata, "bos"), _token(metadata, "eos"))
 
+    def thinking_variables(self, thinking: bool | None) -> dict[str, bool]:
+        """What turns thinking on or off in the template; nothing for None, which leaves it to the template.
+
+        Raises:
+            OptionError: the template leaves no choice.
+        """
+        if thinking is None:
+            return {}
+        try:
+            read = meta.find_undeclared_variables(_Sandbox().parse(self.source))
+        except Exception:  # wrong, or nested too deeply: rendering says so
+            return {}
+        switch = next((name for name in _SWITCHES if name in read), None)
+        if switch is None:
+            raise OptionError(
+                "the model file's chat template has no switch for thinking; give neither --thinking nor --no_thinking."
+            )
+        return {switch: thinking}
+
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        thinking: bool | None = None,
+        **variables: Any,
     ) -> str:
         """The prompt for a conversation.
 
         Args:
             messages: each with a role and a content.
             add_generation_prompt: whether the prompt ends with the opening of the assistant's turn.
-            variables: whatever else the template reads, such as enable_thinking or tools.
+            thinking: whether the model is to think first; None leaves it to the template.
+            variables: whatever else the template reads, such as tools.
 
         Raises:
+            OptionError: thinking was chosen, and the template leaves no choice.
             CheckpointError: the template is wrong, refuses these messages, tries to leave the sandbox or asks for
                 more time or memory than a prompt can need.
         """
@@ -88,6 +115,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             "bos_token": self.bos_token,
             "eos_token": self.eos_token,
+            **self.thinking_variables(thinking),
             **variables,
         }
         try:

@@ -1,8 +1,8 @@
 """Text from tokens as they come.
 
-What must not go wrong here: the pieces joined are exactly the text that decoding all the ids at once would give. A
-character's bytes may be spread over several tokens, so bytes that could still become a character are held back, and
-what can no longer become one is U+FFFD at once.
+What must not go wrong here: the pieces joined are exactly the text that decoding all the ids at once would give, as
+what carries on from a prompt (so a space in front stays). A character's bytes may be spread over several tokens, so
+bytes that could still become a character are held back, and what can no longer become one is U+FFFD at once.
 """
 
 import codecs

@@ -39,9 +39,21 @@ def template_of(model: Model) -> ChatTemplate:
     return model.chat_template
 
 
-def render(model: Model, history: Messages, message: str) -> str:
+def check(model: Model, flags: RunFlags) -> None:
+    """Refuses, before the user has typed anything, what no message could change.
+
+    Raises:
+      OptionError: there is no template, or none that can do what --thinking or --no_thinking wants.
+    """
+    template = template_of(model)
+    if flags.thinking is not None:
+        template.thinking_variables(flags.thinking)
+
+
+def render(model: Model, flags: RunFlags, history: Messages, message: str) -> str:
     """The text to continue: the history, the user's message, and the opening of the reply."""
-    return template_of(model).render([*history, {"role": "user", "content": message}], add_generation_prompt=True)
+    messages = [*history, {"role": "user", "content": message}]
+    return template_of(model).render(messages, add_generation_prompt=True, thinking=flags.thinking)
 
 
 def converse(model: Model, flags: RunFlags) -> None:
@@ -56,7 +68,7 @@ def converse(model: Model, flags: RunFlags) -> None:
         if not message.strip():
             continue
         try:
-            reply = _reply(model, flags, render(model, history, message))
+            reply = _reply(model, flags, render(model, flags, history, message))
         except SharpiError as error:  # mostly: the conversation has outgrown the context
             note(printable(str(error)))  # the message is dropped, so a shorter one may still fit
             continue

@@ -25,8 +25,9 @@ class Flag:
       help: what it does, for `--help`.
       parser: turns the typed text into the value; its ValueError becomes the message of a usage error.
       metavar: stands for the value in `--help`; a flag without one is boolean.
-      default: as it would be typed; None means not given, false for a boolean.
+      default: as it would be typed; None means not given, false for a boolean that is not optional.
       repeated: may be given several times; the value is a list.
+      optional: a boolean that is None when it is not given.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Flag:
     parser: flags.ArgumentParser[Any] = flags.ArgumentParser()  # noqa: RUF009  (absl's parsers are stateless and shared)
     default: str | None = None
     repeated: bool = False
+    optional: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +128,8 @@ def _define(sections: Sequence[Section]) -> flags.FlagValues:
         if flag.name == "flagfile":  # absl's own, expanded before the parse
             continue
         kind = flags.MultiFlag if flag.repeated else flags.Flag
-        parser, default = (flag.parser, flag.default) if flag.metavar else (Boolean(), flag.default or "false")
+        parser = flag.parser if flag.metavar else Boolean()
+        default = flag.default if flag.metavar or flag.optional else flag.default or "false"
         flags.DEFINE_flag(kind(parser, None, flag.name, default, flag.help, boolean=not flag.metavar), table)
     return table
 

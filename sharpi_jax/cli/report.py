@@ -99,6 +99,7 @@ def document(flags: RunFlags, generation: Generation) -> dict[str, Any]:
         "stop": list(flags.stop),
         "chat": flags.chat,
         "system_prompt": flags.system_prompt,
+        "thinking": flags.thinking,
         "dtype": flags.dtype,
         "cache_dtype": flags.cache_dtype,
         "platform": flags.platform,

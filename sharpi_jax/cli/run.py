@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
             on_progress=show,
         )
     if flags.chat:
-        chat.template_of(model)  # before the user has typed anything
+        chat.check(model, flags)
     if prompt is None:
         chat.converse(model, flags)
     elif demo.is_comparison(flags):
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
 def _once(model: Model, flags: RunFlags, prompt: str | tuple[int, ...]) -> None:
     """One prompt: its text to standard output, all else to standard error."""
     if flags.chat and isinstance(prompt, str):
-        prompt = chat.render(model, chat.opening(flags.system_prompt), prompt)
+        prompt = chat.render(model, flags, chat.opening(flags.system_prompt), prompt)
 
     def announce() -> None:  # once the prompt is accepted, not before: one that is refused is told in one line
         for line in report.notices(flags, model):

@@ -110,6 +110,12 @@ SECTIONS = (
                 "prompt, a conversation that ends at Ctrl-D",
             ),
             Flag("system_prompt", "the system message (only with --chat)", "TEXT"),
+            Flag(
+                "thinking",
+                "let the model think before it answers, or not with --no_thinking (only with --chat, and where the "
+                "file's chat template has a switch for it); unset: as the template does by itself",
+                optional=True,
+            ),
         ),
     ),
     Section(
@@ -189,6 +195,7 @@ class RunFlags:
     prompt_ids: tuple[int, ...] | None
     chat: bool
     system_prompt: str | None
+    thinking: bool | None
     stop: tuple[str, ...]
     output_json: str | None
     trace: bool
@@ -222,7 +229,7 @@ def check_run(parsed: Parsed, environ: Mapping[str, str] = os.environ) -> RunFla
         raise UsageError("flag --output_json needs a path, or - for standard output.")
     p_min = values["spec_draft_p_min"]
     return RunFlags(
-        **{name: values[name] for name in (*PROMPT_FLAGS, "dtype", "cache_dtype", "chat", "system_prompt")},
+        **{name: values[name] for name in (*PROMPT_FLAGS, "dtype", "cache_dtype", "chat", "system_prompt", "thinking")},
         **{name: values[name] for name in ("mtp_model", "output_json", "platform", "threads", "compile_cache")},
         model=values["model"] or str(DEMO_MODEL),
         is_demo=values["model"] is None,
@@ -248,6 +255,9 @@ def _check_prompt(values: Mapping[str, Any]) -> None:
         raise UsageError("--chat and --raw were both given; give one.")
     if values["system_prompt"] is not None and not values["chat"]:
         raise UsageError("--system_prompt needs --chat: a raw prompt has no system message.")
+    if values["thinking"] is not None and not values["chat"]:
+        flag = "--thinking" if values["thinking"] else "--no_thinking"
+        raise UsageError(f"{flag} needs --chat: the chat template turns thinking on and off.")
     if values["prompt_ids"] is not None and values["chat"]:
         raise UsageError("--prompt_ids needs --raw: a chat template renders text, not token ids.")
     for name in ("prompt", "system_prompt"):

@@ -23,6 +23,12 @@ class Server:
     def __init__(self, url: str) -> None:
         self.url = url
 
+    def properties(self) -> dict[str, Any]:
+        """What it says about itself and its model."""
+        with urllib.request.urlopen(f"{self.url}/props", timeout=_ANSWER_SECONDS) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
     def ask(self, path: str, body: dict[str, Any]) -> Any:
         """The answer, parsed, to a POST of a JSON object.
 

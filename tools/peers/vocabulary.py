@@ -12,17 +12,37 @@ import gguf
 import numpy as np
 from absl import app, flags
 
+FLAGS = ("-t", "1", "-c", "64", "--no-warmup")  # what llama-server needs for such a model
 _WIDTH, _HEADS, _HIDDEN, _CONTEXT = 32, 2, 32, 512
+_STRING = gguf.GGUFValueType.STRING
 
 
-def wrap(source: str | os.PathLike[str], out: str | os.PathLike[str], *, weights: bool = True) -> None:
-    """Write a GGUF file with the tokenizer of `source` and, unless told otherwise, one random float16 layer."""
-    fields = gguf.GGUFReader(source).fields
+def wrap(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    pre: str | None = None,
+    template: str | None = None,
+    weights: bool = True,
+) -> None:
+    """Write a GGUF file with the tokenizer of another.
+
+    Args:
+      source: the other file.
+      out: the file to write.
+      pre, template: the pre-tokenizer's name and the chat template, where they are not to be those of `source`.
+      weights: whether there is a layer, of random float16 weights.
+    """
+    fields = {k: v for k, v in gguf.GGUFReader(source).fields.items() if k.startswith("tokenizer.")}
     writer = gguf.GGUFWriter(out, "llama")
+    changes = {"tokenizer.ggml.pre": pre, "tokenizer.chat_template": template}
+    changes = {name: value for name, value in changes.items() if value is not None}
     for name, field in fields.items():
-        if name.startswith("tokenizer."):
+        if name not in changes:
             kind, inner = field.types[0], field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(name, field.contents(), kind, inner)
+    for name, value in changes.items():
+        writer.add_key_value(name, value, _STRING)
     if weights:
         _add_layer(writer, len(fields["tokenizer.ggml.tokens"].data))
     writer.write_header_to_file()
