@@ -8,6 +8,7 @@ from pathlib import Path
 
 import chat_cases
 import gguf
+import numpy as np
 import pytest
 import test_sentencepiece as made
 import tokenizer_strings
@@ -36,7 +37,10 @@ def test_stored_ids_and_texts(kind: str, tmp_path: Path) -> None:
 def _write(path: Path, pieces: dict[str, float]) -> None:
     writer = gguf.GGUFWriter(path, "llama")
     for name, value in made.spm(pieces).items():
-        writer.add_array(name, list(value)) if not isinstance(value, str) else writer.add_string(name, value)
+        if isinstance(value, str):
+            writer.add_string(name, value)
+        else:
+            writer.add_array(name, value.tolist() if isinstance(value, np.ndarray) else value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()

