@@ -2,7 +2,7 @@
 
 llama.cpp quantises activations where weights are quantised, so on the file itself its tokens may part from exact
 arithmetic's at near ties: how large these may be is measured. On the file's own values in float32 it does not, and there
-the tokens are meant to be equal.
+the tokens must be equal.
 """
 
 import functools
