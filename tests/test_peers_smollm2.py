@@ -1,8 +1,7 @@
 """A real model that nobody here made, SmolLM2-135M-Instruct in Q4_1: `SHARPI_PEERS=FOLDER pytest -m peers` (peers.py).
 
 llama.cpp quantises activations where weights are quantised, so on the file itself its tokens may part from exact
-arithmetic's at near ties: how large these may be is measured. On the file's own values in float32 it does not, and there
-the tokens must be equal.
+arithmetic's at near ties, whose size is measured. On its values in float32 it does not, and the tokens must be equal.
 """
 
 import functools

@@ -228,7 +228,7 @@ def test_a_sum_in_the_same_program_rounds_as_one_apart(name):
 
 
 def test_with_rounded_products_it_would_not():
-    """Why the products in `formats` must be exact. If this fails, XLA has changed: it joins product and sum no more."""
+    """Why products in `formats` must be exact. If this fails, XLA has changed: it no longer joins product and sum."""
     a, b, c = np.random.default_rng(9).standard_normal((3, 64, 512), np.float32)
     assert not same_bits(np.asarray(jax.jit(lambda a, b, c: a * b + c)(a, b, c)), a * b + c)
 
