@@ -347,9 +347,9 @@ def test_bad_prompt_files(data_dir: Path, tmp_path: Path, capsys: CapSys, monkey
 
 def test_thinking_without_a_switch(data_dir: Path, capsys: CapSys, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused at once, in a conversation too: no message could change it."""
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    for argv in (["--prompt=x"], ["--thinking"]):
-        assert main([f"--model={data_dir / 'qwen35-tiny-f32.gguf'}", "--chat", "--no_thinking", *argv]) == 1
+    monkeypatch.setattr(sys, "stdin", None)  # as a terminal on which nothing is typed
+    for argv in (["--no_thinking", "--prompt=x"], ["--thinking"]):
+        assert main([f"--model={data_dir / 'qwen35-tiny-f32.gguf'}", "--chat", *argv]) == 1
         assert "no switch for thinking" in one_line(capsys.readouterr().err)
 
 
