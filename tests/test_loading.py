@@ -1,12 +1,13 @@
 """What loading costs: one copy of each tensor, no page of the map left behind, a header alone, a bar that waits."""
 
+import contextlib
 import io
 import json
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -206,11 +207,15 @@ def test_the_bar_waits_and_wants_a_terminal(
     assert re.sub(r".*\r", "", errors.getvalue()).strip() == ""  # and it is gone
 
 
-def test_the_bar_is_shown_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_moves_the_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert progress.DELAY_S == 1
-    errors = Terminal()
-    monkeypatch.setattr(sys, "stderr", errors)
-    monkeypatch.setattr(progress, "DELAY_S", 0)
+    seen: list[tuple[int, int]] = []
+
+    @contextlib.contextmanager
+    def bar() -> Iterator[Callable[[int, int], None]]:
+        yield lambda done, total: seen.append((done, total))
+
+    monkeypatch.setattr("sharpi_jax.cli.run.loading_bar", bar)
     assert main([f"--model={TINY}", "--prompt_ids=99999"]) == 1  # refused once the model is loaded: nothing compiles
-    assert "loading:" in errors.getvalue()
-    assert "token id 99999 is outside the vocabulary" in errors.getvalue()
+    assert "token id 99999 is outside the vocabulary" in capsys.readouterr().err
+    assert seen[-1][0] == seen[-1][1] > 0

@@ -110,8 +110,11 @@ def test_a_tied_model_stays_tied(tmp_path, own):
 def test_a_sidecar_wins_over_the_models_own_head_and_that_is_said(tmp_path):
     own = random_tables("blk.4.nextn.eh_proj.weight", shape=(64, 128))
     head = rewrite(tmp_path / "new.gguf", HEAD, add=own)
-    read = checkpoint.read(models.DATA / f"{WHOLE}.gguf", head)
+    tables = random_tables("blk.4.nextn.shared_head_head.weight", "blk.4.nextn.embed_tokens.weight")
+    read = checkpoint.read(rewrite(tmp_path / "whole.gguf", WHOLE, add=tables), head)
     assert same_bits(np.asarray(read.params.mtp.proj.blocks), own["blk.4.nextn.eh_proj.weight"])
+    assert read.params.mtp.embed is read.params.embed  # nothing of the old head is left
+    assert read.params.mtp.head is read.params.head
     assert read.notes == ("the MTP head of new.gguf is used in place of the model file's own",)
 
 
