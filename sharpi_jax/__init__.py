@@ -1,6 +1,7 @@
 """Multi-token-prediction self-speculative decoding of GGUF models, as one compiled XLA program.
 
-`load(path)` gives a `Model`; `Model.generate(prompt, DecodeOptions(...))` and `Model.score(token_ids)` do the rest.
+`load(path)` gives a `Model`; `Model.generate(prompt, DecodeOptions(...))`, `.score(token_ids)` and `.perplexity(text)`
+do the rest.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,9 @@ if TYPE_CHECKING:
     from sharpi_jax.decode.options import DecodeOptions
     from sharpi_jax.decode.score import Scores
     from sharpi_jax.errors import CheckpointError, OptionError, SharpiError
+    from sharpi_jax.evaluate import Perplexity
 
-_API = ("DecodeOptions", "Generation", "Model", "Scores", "load")
+_API = ("DecodeOptions", "Generation", "Model", "Perplexity", "Scores", "load")
 _ERRORS = ("CheckpointError", "OptionError", "SharpiError")
 __all__ = [
     "CheckpointError",
@@ -21,6 +23,7 @@ __all__ = [
     "Generation",
     "Model",
     "OptionError",
+    "Perplexity",
     "Scores",
     "SharpiError",
     "__version__",

@@ -1,9 +1,11 @@
-"""The facade that joins checkpoint and decode: `load` a file, then `Model.generate` and `Model.score`."""
+"""The facade that joins checkpoint and decode: `load` a file, then `Model.generate`, `.score` and `.perplexity`."""
 
 import bisect
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from sharpi_jax import checkpoint
 from sharpi_jax.assets import DEMO_MODEL
@@ -14,9 +16,11 @@ from sharpi_jax.decode.options import DecodeOptions
 from sharpi_jax.decode.score import Scores, score
 from sharpi_jax.decode.stats import Statistics, StepRecord, Timing
 from sharpi_jax.errors import OptionError
+from sharpi_jax.evaluate import Perplexity, perplexities, text_windows
 
 DTYPES = ("float32", "bfloat16")
 CACHE_DTYPES = ("float32", "float16", "bfloat16")
+PERPLEXITY_WINDOW = 512  # tokens: llama.cpp's default, with which published figures are made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +129,36 @@ class Model:
           OptionError: no tokens, more than the model's context, or an id outside the vocabulary.
         """
         return score(self.decoder, token_ids)
+
+    def perplexity(
+        self,
+        text: str | Sequence[int],
+        *,
+        ctx_size: int = PERPLEXITY_WINDOW,
+        on_progress: Callable[[Perplexity, int], None] | None = None,
+    ) -> Perplexity:
+        """How well the model predicts a text, and its MTP head the model, in windows of `ctx_size` tokens.
+
+        Args:
+          text: text, in which special tokens are not looked for, or token ids as they are.
+          on_progress: called after every few windows, with the measurement so far and the number of windows.
+
+        Raises:
+          OptionError: the text fills no window, a window exceeds the model's context, or an id is no token.
+        """
+        encode = self.tokenizer.encode_prompt
+        ids = encode(text, parse_special=False) if isinstance(text, str) else [int(i) for i in text]
+        bos_id = self.tokenizer.bos_id if self.tokenizer.add_bos else None
+        windows = text_windows(ids, ctx_size, bos_id)
+        sizes = np.asarray([self.byte_size(i) for i in ids[: windows.size]], np.int64).reshape(windows.shape)
+        for found in perplexities(self.decoder, windows, sizes):
+            if on_progress is not None:
+                on_progress(found, len(windows))
+        return found
+
+    def byte_size(self, token_id: int) -> int:
+        """Bytes of text that a token stands for: none for a special one."""
+        return 0 if self.tokenizer.is_special(token_id) else len(self.tokenizer.token_bytes(token_id))
 
 
 def load(

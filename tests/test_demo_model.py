@@ -21,6 +21,7 @@ from sharpi_jax.assets import DEMO_MODEL, DEMO_PROMPT
 from sharpi_jax.cli import demo, run_flags
 from sharpi_jax.cli.main import main
 from sharpi_jax.decode.decoder import Decoder
+from sharpi_jax.evaluate import Agreement
 from tools.demo_model import measures
 
 ROOT = Path(__file__).parent.parent
@@ -77,11 +78,10 @@ def test_acceptance_on_held_out_prompts():
 
 def test_the_head_agrees_with_the_trunk_on_held_out_text():
     model = models.demo()
-    windows = [np.asarray(window, np.int32) for window in HELD_OUT["windows"]]
-    hits = measures.depth_agreement(model.decoder.params, model.config, windows)
-    assert hits.hits.shape[1] >= 10_000
-    assert hits.rate(1) >= 0.65
-    assert hits.rate(2) >= 0.50
+    found = Agreement.of(measures.depth_hits(model.decoder, HELD_OUT["windows"]))
+    assert found.positions >= 10_000
+    assert found.rate(1) >= 0.65
+    assert found.rate(2) >= 0.50
 
 
 def test_bits_per_byte_on_held_out_text():

@@ -9,8 +9,10 @@ import models
 import numpy as np
 import pytest
 from reference import numpy_model
+from reference.numpy_evaluate import chained_drafts
 
 from sharpi_jax import checkpoint
+from sharpi_jax.evaluate import DEPTHS
 from sharpi_jax.model.rope import rope_table
 from sharpi_jax.quant import Packed, dequantise
 from tools.demo_model import export, loss, measures, vocabulary
@@ -96,39 +98,27 @@ def test_what_is_exported_is_what_is_read(trainable, tmp_path):
         np.testing.assert_array_equal(unpacked, expected)
 
 
-def reference_hits(reference, ids):
-    """[DEPTHS, T - DEPTHS + 1] bool, chain by chain: teacher-forced drafts that equal the trunk's argmax."""
-    out = reference.trunk(ids)
-    choice, handed = np.argmax(out["logits"], axis=-1), reference.handed_over(out)
-    hits = np.zeros((measures.DEPTHS, len(ids)), bool)
-    for begin in range(len(ids)):
-        draft = reference.mtp(ids[: begin + 1], handed)
-        for depth in range(min(measures.DEPTHS, len(ids) - begin)):
-            at = begin + depth
-            if depth:
-                cache = {"k": draft["k"], "v": draft["v"]}
-                draft = reference.mtp_rows(ids[at : at + 1], reference.handed_over(draft)[-1:], at, cache)
-            hits[depth, at] = np.argmax(draft["logits"][-1]) == choice[at]
-    return hits[:, measures.DEPTHS - 1 :]
-
-
 def test_agreement_by_depth_is_that_of_decoding():
     """The measured agreement, and both of its controls, against chains made one by one with the NumPy reference."""
-    path = models.fixture("qwen35-tiny-f32")
-    reference, read = numpy_model.load(path), checkpoint.read(path)
+    name = "qwen35-tiny-f32"
+    reference, decoder = numpy_model.load(models.fixture(name)), models.decoder(name)
     ids = models.reference("qwen35-tiny")["tokens"][:40]
+    choice = reference.trunk(ids[:-1])["logits"].argmax(axis=-1)
+    swapped, pre_norm = measures.swapped_halves(decoder.params), measures.without_final_norm(decoder.params)
     sides = (
-        ({}, {}, measures.DEPTHS),
-        ({"swap_halves": True}, {"params": measures.swapped_halves(read.params)}, measures.DEPTHS),
+        ({}, None, DEPTHS),
+        ({"swap_halves": True}, measures.with_params(decoder, swapped), DEPTHS),
         # Here the reference chains on pre-norm hiddens as well, so only the first depth is the same thing.
-        ({"pre_norm_hidden": True}, {"hidden_params": measures.without_final_norm(read.params)}, 1),
+        ({"pre_norm_hidden": True}, measures.with_params(decoder, pre_norm), 1),
     )
     seen = []
-    for wrong, ours, depths in sides:
-        expected = reference_hits(dataclasses.replace(reference, **wrong), ids[:-1])
-        arguments = {"params": read.params, "cfg": read.config, "texts": [ids], **ours}
-        hits = measures.depth_agreement(**arguments).hits
-        np.testing.assert_array_equal(hits[:depths], expected[:depths])
+    for wrong, drafter, depths in sides:
+        drafts = chained_drafts(dataclasses.replace(reference, **wrong), ids[:-1], DEPTHS)
+        hits = measures.depth_hits(decoder, [ids], drafter)
+        assert hits.shape == (DEPTHS, 39 - DEPTHS + 1)
+        for depth in range(1, depths + 1):
+            expected = [drafts[depth, at] == choice[at] for at in range(DEPTHS - 1, 39)]
+            assert hits[depth - 1].tolist() == expected
         seen.append(hits.mean())
     assert seen[1] < 0.5 * seen[0]
 

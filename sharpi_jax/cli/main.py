@@ -26,7 +26,17 @@ def _inspect(argv: Sequence[str]) -> int:
     return inspect_file.main(argv)
 
 
-SUBCOMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"run": _run, "inspect": _inspect}
+def _perplexity(argv: Sequence[str]) -> int:
+    from sharpi_jax.cli import perplexity
+
+    return perplexity.main(argv)
+
+
+SUBCOMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "run": _run,
+    "inspect": _inspect,
+    "perplexity": _perplexity,
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -80,7 +90,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     name, *rest = argv
     if name not in SUBCOMMANDS:
         hint = f"; did you mean --model={name}?" if name.endswith(".gguf") else "."
-        raise UsageError(f"unknown subcommand {name!r}; the subcommands are {' and '.join(SUBCOMMANDS)}{hint}")
+        raise UsageError(f"unknown subcommand {name!r}; the subcommands are {', '.join(SUBCOMMANDS)}{hint}")
     return SUBCOMMANDS[name](rest)
 
 

@@ -30,6 +30,7 @@ sharpi-jax: decodes GGUF language models, drafting with their own multi-token-pr
 usage: sharpi-jax                              the embedded demo model, with MTP off and on
        sharpi-jax [run] --model=FILE.gguf --prompt=TEXT [flags]
        sharpi-jax inspect FILE.gguf [--tensors] [--metadata]
+       sharpi-jax perplexity --model=FILE.gguf --file=TEXT [flags]
 
 examples:
   sharpi-jax --model=model.gguf --prompt="Once upon a time" --spec_draft_n_max=3    greedy, exact
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     device.configure(flags.platform, flags.threads, compile_cache=flags.compile_cache)
     for path in (flags.model, flags.mtp_model):
         if path is not None:
-            _check_model(path)
+            check_model(path)
     prompt = read_prompt(flags)
     if flags.output_json is not None:
         if prompt is None:
@@ -112,7 +113,7 @@ def _once(model: Model, flags: RunFlags, prompt: str | tuple[int, ...]) -> None:
         json_file.write(flags.output_json, report.document(flags, generation))
 
 
-def _check_model(path: str) -> None:
+def check_model(path: str) -> None:
     """Lets the file reader say what is wrong with a path that holds no GGUF file, before JAX is imported."""
     if os.path.isfile(path) and os.access(path, os.R_OK):  # not a pipe: opening one may wait for ever
         with open(path, "rb") as file:

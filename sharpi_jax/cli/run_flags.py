@@ -277,7 +277,7 @@ def _spec_type(parsed: Parsed, environ: Mapping[str, str]) -> str:
 
 
 def _unexpected(argument: str, model: str | None) -> str:
-    if argument in ("run", "inspect"):
+    if argument in ("run", "inspect", "perplexity"):
         return f"the subcommand {argument} must come first."
     if not model and argument.endswith(".gguf"):
         return f"unexpected argument {argument!r}; did you mean --model={argument}?"

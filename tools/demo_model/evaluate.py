@@ -13,6 +13,7 @@ from absl import app, flags
 
 import sharpi_jax
 from sharpi_jax import Generation, Model
+from sharpi_jax.evaluate import Agreement
 from tools.demo_model import measures
 from tools.demo_model.data import FOLDER, corpus
 from tools.demo_model.prompts import held_out_prompts
@@ -31,18 +32,20 @@ def text_tables(model: Model, stream: np.ndarray) -> Iterator[str]:
     pieces = measures.windows(stream)
     bits, size = np.sum([measures.bits_per_byte(model, piece.tolist()) for piece in pieces], axis=0)
     yield f"Bits per byte of the trunk: {bits / size:.3f} ({size:.0f} bytes, windows of {measures.WINDOW} tokens)"
-    params, cfg = model.decoder.params, model.config
-    sides = {
-        "the head": measures.depth_agreement(params, cfg, pieces),
-        "its input's halves swapped": measures.depth_agreement(measures.swapped_halves(params), cfg, pieces),
-        "pre-norm hidden": measures.depth_agreement(params, cfg, pieces, measures.without_final_norm(params)),
+    decoder = model.decoder
+    wrong = {
+        "its input's halves swapped": measures.swapped_halves(decoder.params),
+        "pre-norm hidden": measures.without_final_norm(decoder.params),
     }
-    yield f"\n| agreement with the trunk's argmax, {sides['the head'].hits.shape[1]} positions | depth 1 | 2 | 3 |"
+    sides = {"the head": measures.depth_hits(decoder, pieces)}
+    sides |= {n: measures.depth_hits(decoder, pieces, measures.with_params(decoder, p)) for n, p in wrong.items()}
+    yield f"\n| agreement with the trunk's argmax, {sides['the head'].shape[1]} positions | depth 1 | 2 | 3 |"
     yield "|---|---|---|---|"
-    for name, side in sides.items():
+    for name, hits in sides.items():
+        side = Agreement.of(hits)
         cells = " | ".join(f"{side.rate(d):.1%} ± {side.standard_error(d):.1%}" for d in (1, 2, 3))
         yield f"| {name} | {cells} |"
-    gain = sides["the head"].hits[0].astype(float) - sides["pre-norm hidden"].hits[0]
+    gain = sides["the head"][0].astype(float) - sides["pre-norm hidden"][0]
     yield f"\nPost-norm less pre-norm at depth 1: {gain.mean():.3%}, standard error {gain.std() / len(gain) ** 0.5:.3%}"
 
 

@@ -1,22 +1,15 @@
 """What evaluate.py and the tests measure: bits per byte, the head's accuracy by depth, acceptance when decoding."""
 
 import dataclasses
-import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sharpi_jax import DecodeOptions, Generation, Model
-from sharpi_jax.model.cache import KVCache, init_kv_cache, init_trunk_cache
-from sharpi_jax.model.config import ModelConfig
-from sharpi_jax.model.mtp import mtp_block
+from sharpi_jax.decode.decoder import Decoder
+from sharpi_jax.evaluate import WINDOWS_AT_ONCE, score_windows
 from sharpi_jax.model.params import ModelParams
-from sharpi_jax.model.rope import rope_table
-from sharpi_jax.model.trunk import head, trunk
-from sharpi_jax.model.window import window_at
-from tools.demo_model.loss import DEPTHS
 
 WINDOW = 256
 REPEAT = 12
@@ -30,42 +23,31 @@ def windows(stream: np.ndarray, width: int = WINDOW) -> np.ndarray:
 
 def bits_per_byte(model: Model, ids: Sequence[int], start: int = 1) -> tuple[float, int]:
     """(bits, bytes) of ids[start:] under the trunk, given what is before each."""
-    logits = model.score(ids[:-1]).logits.astype(np.float64)
-    logits -= logits.max(axis=-1, keepdims=True)
-    log_p = logits[np.arange(len(ids) - 1), ids[1:]] - np.log(np.exp(logits).sum(axis=-1))
-    text = (token for token in ids[start:] if not model.tokenizer.is_special(token))
-    size = sum(len(model.tokenizer.token_bytes(token)) for token in text)
-    return float(-log_p[start - 1 :].sum() / np.log(2)), size
+    nll = score_windows(model.decoder, np.asarray([ids], np.int32), drafting=False).nll[0, start - 1 :]
+    return float(nll.sum(dtype=np.float64) / np.log(2)), sum(map(model.byte_size, ids[start:]))
 
 
-@dataclasses.dataclass(frozen=True)
-class DepthAgreement:
-    """Whether the head's draft of depth j + 1 for a position is the trunk's argmax there: [DEPTHS, positions] bool."""
-
-    hits: np.ndarray
-
-    def rate(self, depth: int) -> float:
-        return float(self.hits[depth - 1].mean())
-
-    def standard_error(self, depth: int) -> float:
-        """Of `rate`, positions taken as independent."""
-        rate = self.rate(depth)
-        return float(np.sqrt(rate * (1 - rate) / self.hits.shape[1]))
-
-
-def depth_agreement(
-    params: ModelParams, cfg: ModelConfig, texts: Iterable[np.ndarray], hidden_params: ModelParams | None = None
-) -> DepthAgreement:
-    """The head's accuracy by depth on given text (teacher-forced), chained exactly as decoding chains it.
+def depth_hits(decoder: Decoder, texts: Sequence[np.ndarray], drafter: Decoder | None = None) -> np.ndarray:
+    """[DEPTHS, positions] bool: whether the head's draft, on given text, is the trunk's choice.
 
     Args:
-      texts: windows of ids, all of one length.
-      hidden_params: where the head's hiddens come from another trunk than the targets (for controls).
+      texts: windows of ids, all of one length, of which the last token is not read.
+      drafter: whose drafts they are, where its weights are changed (for controls); the choices are `decoder`'s.
     """
-    found = [
-        np.asarray(_agreement(params, hidden_params or params, jnp.asarray(text[None, :-1]), cfg=cfg)) for text in texts
-    ]
-    return DepthAgreement(np.concatenate(found, axis=1))
+    found = []
+    for begin in range(0, len(texts), WINDOWS_AT_ONCE):
+        batch = np.asarray(texts[begin : begin + WINDOWS_AT_ONCE], np.int32)[:, :-1]
+        scores = score_windows(decoder, batch, rows=WINDOWS_AT_ONCE, drafting=drafter is None)
+        if drafter is not None:
+            drafts = score_windows(drafter, batch, rows=WINDOWS_AT_ONCE).drafts
+            scores = dataclasses.replace(scores, drafts=drafts)
+        found.append(scores.draft_hits())
+    return np.concatenate(found, axis=1)
+
+
+def with_params(decoder: Decoder, params: ModelParams) -> Decoder:
+    """A decoder on changed weights of the same shapes, which shares the compiled programs."""
+    return Decoder(params, decoder.cfg, decoder.programs)
 
 
 def without_final_norm(params: ModelParams) -> ModelParams:
@@ -82,37 +64,6 @@ def swapped_halves(params: ModelParams) -> ModelParams:
     first, second = jnp.split(params.mtp.proj.blocks, 2, axis=-1)
     swapped = params.mtp.proj.replace(blocks=jnp.concatenate([second, first], axis=-1))
     return params.replace(mtp=params.mtp.replace(proj=swapped))
-
-
-@functools.partial(jax.jit, static_argnames="cfg")
-def _agreement(params: ModelParams, source: ModelParams, tokens: jax.Array, *, cfg: ModelConfig) -> jax.Array:
-    """[DEPTHS, T - DEPTHS + 1] bool for tokens [1, T]: whether each depth's draft for a position is the trunk's choice.
-
-    Entries of a depth > 1 each see a cache of their own: the trunk's hiddens up to where their chain began, and the
-    chain's own entries after it. So each position becomes a row of a batch, with a window of one.
-    """
-    assert params.mtp is not None
-    T = tokens.shape[1]
-    rope = rope_table(T, cfg.rope_dims, cfg.rope_base)
-    window = window_at(jnp.zeros(1, jnp.int32), jnp.full(1, T, jnp.int32), T, row_exact=False)
-    hidden, _ = trunk(params, cfg, tokens, init_trunk_cache(cfg, 1, rope), window)
-    choice = jnp.argmax(head(params.head, cfg, hidden), axis=-1)[0]
-    if source is not params:
-        hidden, _ = trunk(source, cfg, tokens, init_trunk_cache(cfg, 1, rope), window)
-    shifted = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
-    own, cache = mtp_block(params.mtp, cfg, tokens, shifted, init_kv_cache(cfg, 1, T), window, rope)
-    caches = KVCache(*(jnp.broadcast_to(a, (T, *a.shape[1:])) for a in (cache.k, cache.v)))
-    row, hits, starts = own[0][:, None], [], jnp.arange(T, dtype=jnp.int32)
-    for depth in range(1, DEPTHS + 1):
-        predicted = jnp.argmax(head(params.mtp.head, cfg, row), axis=-1)[:, 0]
-        # Row p's draft of this depth sits at position p + depth - 1. All depths are compared on the same positions.
-        at = starts + depth - 1
-        hit = predicted == jnp.take(choice, at, mode="clip")
-        hits.append(hit[DEPTHS - depth : T - depth + 1])
-        next_tokens = jnp.take(tokens[0], at + 1, mode="clip")[:, None]
-        one = window_at(at + 1, jnp.ones(T, jnp.int32), 1, row_exact=False)
-        row, caches = mtp_block(params.mtp, cfg, next_tokens, row, caches, one, rope)
-    return jnp.stack(hits)
 
 
 @dataclasses.dataclass(frozen=True)
