@@ -23,7 +23,7 @@ from sharpi_jax.checkpoint.mapped_file import MappedFile
 from sharpi_jax.cli import progress
 from sharpi_jax.cli.main import main
 
-TINY = models.DATA / "qwen35-tiny-q8_0.gguf"
+TINY = models.fixture("qwen35-tiny-q8_0")
 MEGABYTE = 1_000_000
 
 linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux's /proc")

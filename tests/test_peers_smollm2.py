@@ -5,10 +5,12 @@ arithmetic's at near ties, whose size is measured. On its values in float32 it d
 """
 
 import functools
+import lzma
 
 import jax
 import numpy as np
 import pytest
+from fixtures import DATA
 from peers import found, llama_server
 
 import sharpi_jax
@@ -95,3 +97,13 @@ def test_greedy_tokens_on_the_same_file():
     print(f"equal on {equal} of {len(PROMPTS)} prompts; our lead where they part: {np.round(partings, 3)}")
     print(f"leads differ by {np.sqrt(np.mean(noise**2)):.3f} on average (root mean square), {noise.max():.3f} at most")
     assert all(lead <= 3 * np.sqrt(np.mean(noise**2)) for lead in partings)
+
+
+def test_perplexity_is_llama_cpps():
+    """llama.cpp's own tool gives 16.5585 +- 0.3124, over 81 windows of 512 tokens. It quantises activations."""
+    text = lzma.decompress((DATA / "alice29.txt.xz").read_bytes()).decode()
+    found = ours()[0].perplexity(text, ctx_size=512)
+    print(f"perplexity {found.perplexity:.4f} +- {found.perplexity_error:.4f} over {found.windows} windows")
+    assert found.windows == 81
+    assert found.perplexity == pytest.approx(16.5585, rel=0.005)
+    assert found.perplexity_error == pytest.approx(0.3124, rel=0.01)

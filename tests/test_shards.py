@@ -22,7 +22,7 @@ TINY = "qwen35-tiny-f16"
 
 def split(folder: Path, source: str, **how: int) -> list[Path]:
     """A fixture split by the gguf package's own writer, as NAME-00001-of-0000n.gguf."""
-    reader = GGUFReader(models.DATA / f"{source}.gguf")
+    reader = GGUFReader(models.fixture(source))
     writer = GGUFWriter(folder / "model.gguf", "qwen35", **how)
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name != "general.architecture":
@@ -60,7 +60,7 @@ def test_inspect_describes_the_whole_model_from_any_shard(tmp_path: Path, capsys
         assert main(["inspect", str(path), "--tensors"]) == 0
         outputs.add(capsys.readouterr().out)
     (output,) = outputs
-    assert main(["inspect", str(models.DATA / f"{TINY}.gguf"), "--tensors"]) == 0
+    assert main(["inspect", str(models.fixture(TINY)), "--tensors"]) == 0
     whole = capsys.readouterr().out
     first, rest = output.split("\n", 1)
     assert first.split()[1:] == f"{paths[0]} ({size / 1e3:.2f} kB, GGUF version 3, the first of 3 files)".split()
