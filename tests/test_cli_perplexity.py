@@ -61,6 +61,17 @@ def test_json_on_standard_output_is_alone_there(base: list[str], capsys: CapSys)
     assert figures(err)["perplexity"][0] == pytest.approx(document["perplexity"], abs=6e-5)
 
 
+def test_a_head_in_a_file_of_its_own(base: list[str], capsys: CapSys) -> None:
+    trunk, head = (models.fixture(f"qwen35-tiny-{name}-f16") for name in ("nomtp", "mtponly"))
+    assert main([*base, f"--model={trunk}", f"--mtp_model={head}"]) == 0
+    beside = capsys.readouterr().out
+    assert main([*base, f"--model={models.fixture('qwen35-tiny-f16')}"]) == 0
+    assert beside == capsys.readouterr().out
+    assert figures(beside)["MTP head"]
+    assert main(["perplexity", base[2], f"--mtp_model={head}"]) == 2
+    assert "a --model beside it" in capsys.readouterr().err
+
+
 def test_json_in_a_file_and_a_model_without_a_head(base: list[str], tmp_path: Path, capsys: CapSys) -> None:
     model = f"--model={models.fixture('qwen35-tiny-nomtp-f16')}"
     assert main([*base, model, f"--output_json={tmp_path / 'out.json'}"]) == 0

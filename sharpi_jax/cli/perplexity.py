@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sharpi_jax.assets import DEMO_MODEL
 from sharpi_jax.cli import device, json_file
 from sharpi_jax.cli.flagset import Flag, Integer, Section, parse, render
+from sharpi_jax.cli.progress import loading_bar
 from sharpi_jax.cli.prompt import read_text
 from sharpi_jax.cli.run import check_model
 from sharpi_jax.cli.run_flags import SECTIONS as RUN_SECTIONS
@@ -32,6 +33,7 @@ SECTIONS = (
         "Perplexity",
         (
             Flag("model", "the GGUF file (-m); unset: the embedded demo model", "FILE"),
+            _MODEL_FLAGS["mtp_model"],
             Flag("file", "a UTF-8 text, - for standard input; a final newline is dropped", "FILE"),
             Flag("ctx_size", "tokens per window, of which the second half is scored (-c)", "N", Integer(1), "512"),
             Flag("output_json", "write the figures to PATH, - for standard output", "PATH"),
@@ -58,6 +60,8 @@ def main(argv: Sequence[str]) -> int:
     for name, fix in (("file", "give --file=TEXT"), ("model", "without the flag the embedded demo model is measured")):
         if values[name] == "" or (values[name] is None and name == "file"):
             raise UsageError(f"flag --{name} needs a path; {fix}.")
+    if values["mtp_model"] is not None and not (values["model"] and values["mtp_model"]):
+        raise UsageError("flag --mtp_model needs a path, and a --model beside it that holds the trunk.")
     if values["output_json"] == "":
         raise UsageError("flag --output_json needs a path, or - for standard output.")
     _measure(values)
@@ -67,21 +71,25 @@ def main(argv: Sequence[str]) -> int:
 def _measure(values: dict[str, Any]) -> None:
     device.configure(values["platform"], values["threads"], compile_cache=values["compile_cache"])
     path, document_path = values["model"] or str(DEMO_MODEL), values["output_json"]
-    check_model(path)
+    for given in (path, values["mtp_model"]):
+        if given is not None:
+            check_model(given)
     text = read_text(values["file"], "text")
     if document_path is not None:
         json_file.check_writable(document_path)
     device.check(values["platform"])
     from sharpi_jax import api  # here, not above: it imports JAX
 
-    model = api.load(path, dtype=values["dtype"], cache_dtype=values["cache_dtype"])
+    with loading_bar() as show:
+        types = {name: values[name] for name in ("dtype", "cache_dtype")}
+        model = api.load(path, mtp_model=values["mtp_model"], on_progress=show, **types)
     for line in model.notes:
         note(line)
     found = _with_bar(model, text, values["ctx_size"])
     for line in _report(found, values["file"]):
         note(line) if document_path == "-" else print(line)
     if document_path is not None:
-        names = ("file", "ctx_size", "dtype", "cache_dtype", "platform", "threads")
+        names = ("mtp_model", "file", "ctx_size", "dtype", "cache_dtype", "platform", "threads")
         options = {"model": path} | {name: values[name] for name in names}
         json_file.write(document_path, {**found.as_dict(), "options": options})
 
