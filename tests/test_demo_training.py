@@ -12,10 +12,12 @@ from reference import numpy_model
 from reference.numpy_evaluate import chained_drafts
 
 from sharpi_jax import checkpoint
+from sharpi_jax.decode.decoder import Decoder
+from sharpi_jax.decode.score import score
 from sharpi_jax.evaluate import DEPTHS
 from sharpi_jax.model.rope import rope_table
 from sharpi_jax.quant import Packed, dequantise
-from tools.demo_model import export, loss, measures, vocabulary
+from tools.demo_model import export, loss, measures, refine, vocabulary
 from tools.demo_model.model import CONFIG, init_trainable, to_params
 
 TEXT = "The king said to his servants, Go, and tell my people what you have seen.\n" * 40
@@ -72,6 +74,44 @@ def test_every_weight_has_a_gradient(trainable):
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
         assert np.isfinite(leaf).all(), path
         assert not leaf.size or np.abs(leaf).max() > 0, path
+
+
+def test_unlikelihood_is_minus_log_of_what_is_left(trainable):
+    """By the NumPy formula on the trunk's logits, over the unwanted tokens alone; and its gradient makes them rarer."""
+    params, rope = to_params(trainable), rope_table(64, TINY.rope_dims, TINY.rope_base)
+    text = jax.random.randint(jax.random.key(5), (2, 65), 0, TINY.vocab_size)
+    unwanted = np.zeros((2, 64), bool)
+    unwanted[0, 10], unwanted[1, 20:30] = True, True
+    logits = np.asarray(loss.forward(params, TINY, text[:, :-1], rope)[0], np.float64)
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p = np.take_along_axis(p / p.sum(-1, keepdims=True), np.asarray(text)[:, 1:, None], -1)[..., 0]
+
+    def value(tree):
+        return loss.unlikelihood(to_params(tree), TINY, text, jnp.asarray(unwanted), rope)
+
+    slope = jax.jit(jax.value_and_grad(value))
+    found, gradient = slope(trainable)
+    assert float(found) == pytest.approx(-np.log(1 - p[unwanted]).sum() / 128, rel=1e-4)
+    assert float(slope(jax.tree.map(lambda a, g: a - 0.1 * g, trainable, gradient))[0]) < float(found)
+
+
+def test_repeats_end_a_run_that_was_there_before():
+    row = np.array([1, 2, 3, 9, 1, 2, 3, 1, 2, 3, 9])
+    assert np.flatnonzero(refine.repeats(row, 3)).tolist() == [6, 9, 10]
+    assert not refine.repeats(np.arange(50), 3).any()
+    assert np.flatnonzero(refine.repeats(np.ones(5, int), 2)).tolist() == [2, 3, 4]
+
+
+def test_refining_writes_what_the_package_decodes(trainable):
+    decoder = Decoder(to_params(trainable), TINY)
+    prompts = np.random.default_rng(6).integers(0, 299, (2, refine.PROMPT))
+    written = refine.write(decoder, prompts, end_id=7)
+    assert written.shape == (2, refine.PROMPT + refine.WRITTEN)
+    assert (written[:, : refine.PROMPT] == prompts).all()
+    assert not (written[:, refine.PROMPT :] == 7).any()
+    logits = score(decoder, written[1, :-1].tolist()).logits[refine.PROMPT - 1 :]
+    logits[:, 7] = -np.inf
+    assert (logits.argmax(-1) == written[1, refine.PROMPT :]).all()
 
 
 def test_what_is_exported_is_what_is_read(trainable, tmp_path):

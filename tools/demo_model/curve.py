@@ -1,12 +1,13 @@
-"""The training curve: a CSV that grows with the run, and its picture."""
+"""Training curves: a CSV that grows with the run, and train.py's picture."""
 
 import csv
 import pathlib
 from collections.abc import Iterator
 
 
-def log(folder: pathlib.Path, row: dict[str, float]) -> None:
-    path, is_new = folder / "curve.csv", not (folder / "curve.csv").exists()
+def log(path: pathlib.Path, row: dict[str, float]) -> None:
+    """Adds a row to a CSV file, whose header the first row gives, and prints it."""
+    is_new = not path.exists()
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, list(row))
         if is_new:

@@ -118,9 +118,9 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]}")
     folder, out = pathlib.Path(FOLDER.value), pathlib.Path(_OUT.value)
-    if not (folder / "best.npz").exists():
-        raise SystemExit(f"{folder} holds no best.npz; run python -m tools.demo_model.train --folder={folder} first.")
-    trained = restore(folder / "best.npz", init_trainable(CONFIG, jax.random.key(0)))
+    if not (folder / "refined.npz").exists():
+        raise SystemExit(f"{folder} holds no refined.npz: run python -m tools.demo_model.refine --folder={folder}.")
+    trained = restore(folder / "refined.npz", init_trainable(CONFIG, jax.random.key(0)))
     write_gguf(out, CONFIG, to_params(trained), train_vocabulary(corpus(folder).train), _TYPE.value)
     print(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
 

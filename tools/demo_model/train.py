@@ -1,7 +1,7 @@
 """Trains the demo model: python -m tools.demo_model.train --folder=FOLDER. Interrupted, the same command goes on.
 
 What it leaves in FOLDER: `best.npz` (the weights of least validation loss), `state.npz` (to go on from), `curve.csv`
-and `curve.png`. `export.py` turns best.npz into a GGUF.
+and `curve.png`. `refine.py` goes on from best.npz.
 """
 
 import dataclasses
@@ -23,9 +23,10 @@ from tools.demo_model.store import restore, save
 from tools.demo_model.vocabulary import token_stream, train_vocabulary
 
 ROWS, WIDTH, CHECK_EVERY, SEED = 8, 256, 50, 0
+HORIZON, COOLDOWN, WARMUP = 1400, 200, 60
 
-_STEPS = flags.DEFINE_integer("steps", 700, f"Optimiser steps of {ROWS} x {WIDTH} tokens.", lower_bound=1)
-_RATE = flags.DEFINE_float("learning_rate", 4e-3, "The highest learning rate; it warms up, then falls to 0 by cosine.")
+_STEPS = flags.DEFINE_integer("steps", 1000, f"Optimiser steps of {ROWS} x {WIDTH} tokens.", lower_bound=1)
+_RATE = flags.DEFINE_float("learning_rate", 4e-3, "The highest learning rate.")
 _DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Operands of the matrix products.")
 
 
@@ -39,9 +40,18 @@ def batch(stream: np.ndarray, step: int) -> np.ndarray:
     return np.stack([stream[start : start + WIDTH + 1] for start in np.minimum(starts, len(stream) - WIDTH - 1)])
 
 
-def make_optimizer(steps: int, rate: float) -> optax.GradientTransformation:
+def make_schedule(steps: int, rate: float) -> optax.Schedule:
+    """Warm-up, a cosine towards 0 at HORIZON, and over the last COOLDOWN steps a straight line to 0.
+
+    So a run may be ended earlier than HORIZON, or later, at the price of the last COOLDOWN steps alone.
+    """
+    cosine = optax.warmup_cosine_decay_schedule(0.0, rate, WARMUP, max(HORIZON, steps))
+    turn = max(steps - COOLDOWN, 0)
+    return optax.join_schedules([cosine, optax.linear_schedule(cosine(turn), 0.0, COOLDOWN)], [turn])
+
+
+def make_optimizer(schedule: optax.Schedule) -> optax.GradientTransformation:
     """Muon for the matrices; Adam for the embedding table, which is no map between features, and for vectors."""
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, min(60, steps // 10 + 1), steps)
 
     def by_muon(trainable: object) -> object:
         def choose(path: tuple[object, ...], leaf: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
@@ -102,7 +112,7 @@ def main(argv: list[str]) -> None:
     print(f"{len(train)} training tokens, {bytes_per_token:.3f} bytes per token", flush=True)
 
     rope = rope_table(WIDTH, CONFIG.rope_dims, CONFIG.rope_base)
-    optimizer = make_optimizer(_STEPS.value, _RATE.value)
+    optimizer = make_optimizer(make_schedule(_STEPS.value, _RATE.value))
     trainable = init_trainable(CONFIG, jax.random.key(SEED))
     carried = (trainable, optimizer.init(trainable), np.int32(0), np.float32(np.inf))
     carried = restore(folder / "state.npz", carried)
@@ -117,7 +127,7 @@ def main(argv: list[str]) -> None:
         row = {"step": index + 1, "seconds": time.perf_counter() - began} | averages
         row |= {f"validation_{name}": value for name, value in check(trainable).items()}
         row["bits_per_byte"] = row["validation_trunk"] / np.log(2) / bytes_per_token
-        log(folder, row)
+        log(folder / "curve.csv", row)
         total = row["validation_trunk"] + 0.3 * row["validation_mtp_1"]
         if total < best:
             save(folder / "best.npz", trainable)
