@@ -77,11 +77,16 @@ def test_acceptance_on_held_out_prompts():
 
 
 def test_the_head_agrees_with_the_trunk_on_held_out_text():
-    model = models.demo()
-    found = Agreement.of(measures.depth_hits(model.decoder, HELD_OUT["windows"]))
+    """And less often where it is handed the hidden from before the final norm, by more than two standard errors."""
+    decoder = models.demo().decoder
+    hits = measures.depth_hits(decoder, HELD_OUT["windows"])
+    found = Agreement.of(hits)
     assert found.positions >= 10_000
     assert found.rate(1) >= 0.65
     assert found.rate(2) >= 0.50
+    wrong = measures.with_params(decoder, measures.without_final_norm(decoder.params))
+    gain = hits[0].astype(float) - measures.depth_hits(decoder, HELD_OUT["windows"], wrong)[0]
+    assert gain.mean() > 2 * gain.std() / len(gain) ** 0.5
 
 
 def test_bits_per_byte_on_held_out_text():

@@ -23,7 +23,7 @@ _MODEL = flags.DEFINE_string("model", None, "The GGUF; the model that ships with
 _PROMPTS = flags.DEFINE_integer("prompts", 50, "Held-out prompts to decode.", lower_bound=1)
 _TOKENS = flags.DEFINE_integer("max_tokens", 96, "Tokens to decode for each.", lower_bound=16)
 _SAVE = flags.DEFINE_string("save_text", None, "Also write the prompts and the test text's windows to this JSON file.")
-SAMPLES, SAVED = 10, 45
+SAMPLES = 10
 P_MINS = (1.0, 0.5, 0.3, 0.1, 0.03)
 
 
@@ -106,7 +106,7 @@ def main(argv: list[str]) -> None:
     prompts = held_out_prompts(model, text.test, _PROMPTS.value)
     stream = token_stream(train_vocabulary(text.train), text.test)
     if _SAVE.value:
-        held_out = {"prompts": prompts, "windows": measures.windows(stream)[:SAVED].tolist()}
+        held_out = {"prompts": prompts, "windows": measures.windows(stream).tolist()}
         pathlib.Path(_SAVE.value).write_text(json.dumps(held_out, separators=(",", ":")) + "\n")
     for line in text_tables(model, stream):
         print(line, flush=True)

@@ -2,11 +2,15 @@
 
 A small model's greedy text repeats itself without end, since a repetition is always the likeliest way on. So the model
 writes greedily, and what it repeats is made less likely while it goes on learning from the text (sequence-level
-unlikelihood training: Welleck et al. 2020, arXiv 1908.04319). Takes best.npz, leaves `refined.npz` and `refine.csv`.
+unlikelihood training: Welleck et al. 2020, arXiv 1908.04319). Then the trunk stays as it is, and the head alone learns
+from what the trunk writes, since that is where it will have to draft (as FastMTP does, arXiv 2509.18362).
+
+Takes best.npz, leaves `refined.npz` and `refine.csv`.
 """
 
+import itertools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -25,9 +29,11 @@ from tools.demo_model.vocabulary import token_stream, train_vocabulary
 
 PROMPT, WRITTEN, GRAM, STEPS_A_ROUND = 33, 160, 6, 4
 
-_ROUNDS = flags.DEFINE_integer("rounds", 40, f"Rounds: the model writes, then {STEPS_A_ROUND} steps.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 50, f"Rounds: the model writes, then {STEPS_A_ROUND} steps.", lower_bound=1)
 _RATE = flags.DEFINE_float("refine_rate", 1e-3, "The highest learning rate; it warms up, then falls to 0 by cosine.")
-_WEIGHT = flags.DEFINE_float("weight", 1.0, "Of the unlikelihood in the loss.")
+_HEAD_ROUNDS = flags.DEFINE_integer("head_rounds", 30, "Rounds of the head alone after those.", lower_bound=1)
+_HEAD_RATE = flags.DEFINE_float("head_rate", 2e-3, "As refine_rate, for the head alone.")
+_WEIGHT = flags.DEFINE_float("weight", 4.0, "Of the unlikelihood in the loss.")
 
 
 def write(decoder: Decoder, prompts: np.ndarray, end_id: int) -> np.ndarray:
@@ -50,22 +56,65 @@ def repeats(row: np.ndarray, gram: int = GRAM) -> np.ndarray:
     return found
 
 
-def make_step(optimizer: optax.GradientTransformation, rope: RopeTable) -> Callable[..., tuple[object, object, dict]]:
-    """(trainable, optimiser state, text, written, unwanted) -> the two after one step, and the loss's parts."""
+def unlearning(rope: RopeTable) -> Callable[..., tuple[jax.Array, dict]]:
+    """(trainable, None, text, written, unwanted) -> the loss of the first rounds, and its parts."""
 
-    def objective(tree, text, written, unwanted):
-        params = to_params(tree)
+    def objective(trainable, _, text, written, unwanted):
+        params = to_params(trainable)
         total, parts = losses(params, CONFIG, text, rope)
         unlikely = unlikelihood(params, CONFIG, written, unwanted, rope)
         return total + _WEIGHT.value * unlikely, parts | {"unlikelihood": unlikely}
 
+    return objective
+
+
+def head_alone(rope: RopeTable) -> Callable[..., tuple[jax.Array, dict]]:
+    """(the MTP block, the whole model, text, written, unwanted) -> the loss of the last rounds, and its parts."""
+
+    def objective(mtp, trainable, text, written, unwanted):
+        params = to_params(trainable.replace(mtp=mtp))
+        of_text, of_written = (losses(params, CONFIG, ids, rope) for ids in (text, written))
+        # The trunk's own part of the loss does not depend on the head.
+        return of_text[0] + of_written[0], of_written[1]
+
+    return objective
+
+
+def make_step(objective: Callable, optimizer: optax.GradientTransformation) -> Callable:
+    """(what is trained, optimiser state, what is not, a batch's arrays) -> the first two after a step; loss's parts."""
+
     @jax.jit
-    def step(trainable, state, text, written, unwanted):
-        grads, parts = jax.grad(objective, has_aux=True)(trainable, text, written, unwanted)
-        updates, state = optimizer.update(grads, state, trainable)
-        return optax.apply_updates(trainable, updates), state, parts
+    def step(trained, state, fixed, *arrays):
+        grads, parts = jax.grad(objective, has_aux=True)(trained, fixed, *arrays)
+        updates, state = optimizer.update(grads, state, trained)
+        return optax.apply_updates(trained, updates), state, parts
 
     return step
+
+
+def batches(decoder: Decoder, train: np.ndarray, end_id: int, seed: int) -> Iterator[tuple[np.ndarray, ...]]:
+    """What the decoder writes after the text's own beginnings, rows at a time: text, written, unwanted; without end."""
+    rng = np.random.default_rng(SEED + seed)
+    for index in itertools.count():
+        if index % STEPS_A_ROUND == 0:
+            starts = rng.integers(len(train) - PROMPT, size=STEPS_A_ROUND * ROWS)
+            written = write(decoder, np.stack([train[s : s + PROMPT] for s in starts]), end_id)
+            unwanted = np.stack([repeats(row) for row in written])
+            unwanted[:, :PROMPT] = False
+        rows = slice(index % STEPS_A_ROUND * ROWS, (index % STEPS_A_ROUND + 1) * ROWS)
+        # Past train.py's epochs, so that the windows are cut elsewhere.
+        yield batch(train, 10**5 * (1 + seed) + index), written[rows], unwanted[rows, 1:]
+
+
+def schedule(rounds: int, rate: float) -> optax.Schedule:
+    steps = rounds * STEPS_A_ROUND
+    return optax.warmup_cosine_decay_schedule(0.0, rate, steps // 10 + 1, steps)
+
+
+def report(folder: pathlib.Path, index: int, arrays: tuple[np.ndarray, ...], parts: dict) -> None:
+    """A row of refine.csv; `repeated` and the parts are those of the round's last batch."""
+    row = {"round": index, "repeated": float(arrays[2][:, PROMPT - 1 :].mean()), "unlikelihood": 0.0}
+    log(folder / "refine.csv", row | {name: float(value) for name, value in parts.items()})
 
 
 def main(argv: list[str]) -> None:
@@ -79,27 +128,30 @@ def main(argv: list[str]) -> None:
     vocabulary = train_vocabulary(text.train)
     train, validation = (token_stream(vocabulary, part) for part in (text.train, text.validation))
     rope = rope_table(WIDTH, CONFIG.rope_dims, CONFIG.rope_base)
-    steps = _ROUNDS.value * STEPS_A_ROUND
-    optimizer = make_optimizer(optax.warmup_cosine_decay_schedule(0.0, _RATE.value, steps // 10 + 1, steps))
     trainable = restore(folder / "best.npz", init_trainable(CONFIG, jax.random.key(SEED)))
-    state = optimizer.init(trainable)
-    step, check = make_step(optimizer, rope), make_check(validation, rope)
-    rng, decoder = np.random.default_rng(SEED), Decoder(to_params(trainable), CONFIG)
+    decoder = Decoder(to_params(trainable), CONFIG)
+
+    optimizer = make_optimizer(schedule(_ROUNDS.value, _RATE.value))
+    step, state = make_step(unlearning(rope), optimizer), optimizer.init(trainable)
+    source = batches(decoder, train, vocabulary.end_id, 0)
     for index in range(_ROUNDS.value):
-        starts = rng.integers(len(train) - PROMPT, size=STEPS_A_ROUND * ROWS)
         decoder.params = to_params(trainable)
-        written = write(decoder, np.stack([train[s : s + PROMPT] for s in starts]), vocabulary.end_id)
-        unwanted = np.stack([repeats(row) for row in written])
-        unwanted[:, :PROMPT] = False
-        for i in range(STEPS_A_ROUND):
-            rows = slice(i * ROWS, (i + 1) * ROWS)
-            # Past train.py's epochs, so that the windows are cut elsewhere.
-            real = batch(train, 10**5 + index * STEPS_A_ROUND + i)
-            trainable, state, parts = step(trainable, state, real, written[rows], unwanted[rows, 1:])
-        row = {"round": index + 1, "repeated": float(unwanted[:, PROMPT:].mean())}
-        log(folder / "refine.csv", row | {name: float(value) for name, value in parts.items()})
+        for arrays in itertools.islice(source, STEPS_A_ROUND):
+            trainable, state, parts = step(trainable, state, None, *arrays)
+        report(folder, index + 1, arrays, parts)
+    save(folder / "unlearned.npz", trainable)
+
+    decoder.params, mtp = to_params(trainable), trainable.mtp
+    optimizer = make_optimizer(schedule(_HEAD_ROUNDS.value, _HEAD_RATE.value))
+    step, state = make_step(head_alone(rope), optimizer), optimizer.init(mtp)
+    source = batches(decoder, train, vocabulary.end_id, 1)
+    for index in range(_HEAD_ROUNDS.value):
+        for arrays in itertools.islice(source, STEPS_A_ROUND):
+            mtp, state, parts = step(mtp, state, trainable, *arrays)
+        report(folder, _ROUNDS.value + index + 1, arrays, parts)
+    trainable = trainable.replace(mtp=mtp)
     save(folder / "refined.npz", trainable)
-    print({f"validation_{name}": round(value, 3) for name, value in check(trainable).items()})
+    print({f"validation_{n}": round(x, 3) for n, x in make_check(validation, rope)(trainable).items()})
 
 
 if __name__ == "__main__":
