@@ -101,7 +101,7 @@ def test_greedy_tokens_on_the_same_file():
 
 def test_perplexity_is_llama_cpps():
     """llama.cpp's own tool gives 16.5585 +- 0.3124, over 81 windows of 512 tokens. It quantises activations."""
-    text = lzma.decompress((DATA / "alice29.txt.xz").read_bytes()).decode()
+    text = lzma.decompress((DATA / "text" / "alice29.txt.xz").read_bytes()).decode()
     found = ours()[0].perplexity(text, ctx_size=512)
     print(f"perplexity {found.perplexity:.4f} +- {found.perplexity_error:.4f} over {found.windows} windows")
     assert found.windows == 81
