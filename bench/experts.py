@@ -1,8 +1,9 @@
 """What a mixture of experts costs as experts are added that nobody chooses: python bench/experts.py.
 
 One layer's experts in Q8_0, a decode window, 4 experts a position. Only chosen experts are read, so for one position 64
-of them should cost what 8 cost; a window of four positions chooses at most 8 of 8 and at most 16 of 64. The dense pass
-beside it, which runs all and keeps the chosen, costs in proportion. Sides alternate, medians of 15.
+of them read as many bytes as 8 do, though 8 may stay in the processor's cache where 64 do not; a window of four
+positions chooses at most 8 of 8 and at most 16 of 64. The dense pass beside it, which runs all and keeps the chosen,
+costs in proportion. Sides alternate, medians of 15.
 """
 
 import statistics

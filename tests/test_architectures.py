@@ -11,6 +11,7 @@ from reference import numpy_plain
 from sharpi_jax import CheckpointError, DecodeOptions, OptionError, load
 from tools.peers.architectures import CASES, PROMPTS, TOKENS, checksum, write
 
+ONES = np.ones(64, np.float32)
 TOLERANCE = 4e-5  # logits reach 30 here, twice the fixtures', for which it is 2e-5
 
 
@@ -57,8 +58,8 @@ def test_drafting_is_refused(case):
         case[2].generate([1, 2], DecodeOptions(max_tokens=2, spec_type="mtp"))
 
 
-def rewritten(path, out, *, drop=(), add=(), **changes):
-    """The file with metadata keys changed (None removes one), tensors dropped, and tensors of ones added."""
+def rewritten(path, out, *, drop=(), add=None, **changes):
+    """The file with metadata keys changed (None removes one), and tensors dropped and added."""
     reader = gguf.GGUFReader(path)
     fields = {k: f for k, f in reader.fields.items() if not k.startswith("GGUF.")}
     writer = gguf.GGUFWriter(out, fields.pop("general.architecture").contents())
@@ -71,8 +72,8 @@ def rewritten(path, out, *, drop=(), add=(), **changes):
     for tensor in reader.tensors:
         if tensor.name not in drop:
             writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
-    for name in add:
-        writer.add_tensor(name, np.ones(64, np.float32))
+    for name, values in (add or {}).items():
+        writer.add_tensor(name, np.array(values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -88,12 +89,17 @@ def rewritten(path, out, *, drop=(), add=(), **changes):
         ("qwen2", [], {"attention.head_count": 7}, "must divide embedding_length"),
         ("llama", [], {"expert_count": 8}, "experts, which are not supported"),
         ("llama-linear", [], {"rope.scaling.type": "yarn"}, "'yarn' scaling, which is not supported"),
-        ("llama-linear", [], {"rope.scaling.factor": 0.0}, "must be a positive number"),
+        ("llama-linear", [], {"rope.scaling.factor": -1.0}, "must be a positive number"),
         ("qwen3moe", [], {"expert_used_count": 9}, "more than the 8 experts"),
         ("qwen3moe", [], {"expert_gating_func": 2}, "must be 1 .softmax."),
         ("qwen3moe", ["blk.0.ffn_up_exps.weight"], {}, "blk.0.ffn_up_exps.weight is missing"),
-        ("qwen3", [], {"add": ["blk.2.nextn.enorm.weight"]}, "an MTP head in architecture qwen3 is not supported"),
-        ("qwen3", [], {"add": ["blk.1.attn_q.bias"]}, "blk.1.attn_q.bias is not known"),
+        (
+            "qwen3",
+            [],
+            {"add": {"blk.2.nextn.enorm.weight": ONES}},
+            "an MTP head in architecture qwen3 is not supported",
+        ),
+        ("qwen3", [], {"add": {"blk.1.attn_q.bias": ONES}}, "blk.1.attn_q.bias is not known"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path, name, drop, changes, message):
@@ -102,6 +108,31 @@ def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path, name, drop, chan
     with pytest.raises(CheckpointError, match=message) as error:
         load(path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "factors"),
+    [
+        ({"rope.scaling.type": None}, (4.0,)),  # linear is llama.cpp's default
+        ({"rope.scaling.type": "none"}, ()),
+        ({"rope.scaling.factor": 0.0}, ()),
+        ({"rope.scaling.factor": None}, ()),
+    ],
+)
+def test_defaults_of_rope_scaling_are_llama_cpps(tmp_path, changes, factors):
+    write(tmp_path / "whole.gguf", "llama-linear")
+    path = rewritten(tmp_path / "whole.gguf", tmp_path / "other.gguf", **changes)
+    assert load(path).config.rope_factors == factors
+
+
+def test_a_matrix_may_have_a_last_dimension_of_one(tmp_path):
+    """As some converters write, and as `add` writes it here."""
+    write(tmp_path / "whole.gguf", "qwen3")
+    whole = load(tmp_path / "whole.gguf")
+    name = "blk.0.attn_k.weight"
+    weights = {t.name: t.data for t in gguf.GGUFReader(tmp_path / "whole.gguf").tensors}[name]
+    path = rewritten(tmp_path / "whole.gguf", tmp_path / "other.gguf", drop=[name], add={name: weights[None]})
+    assert (load(path).score(PROMPTS[0]).logits == whole.score(PROMPTS[0]).logits).all()
 
 
 def test_biases_are_optional_in_llama_and_used_where_they_are(tmp_path):

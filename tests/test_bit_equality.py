@@ -82,6 +82,7 @@ def test_mtp_drafts_leave_the_bits_of_plain_decoding(plain_runs, K):
         ("qwen35-tiny-q4_0", "float32", "float32"),
         ("qwen35-tiny256-q8_0", "float32", "float16"),
         ("qwen35-tiny256-f32", "bfloat16", "bfloat16"),
+        ("qwen35moe-tiny-f32", "bfloat16", "bfloat16"),
     ],
 )
 def test_every_format_and_type_keeps_the_bits(name, dtype, cache_dtype):
@@ -110,7 +111,7 @@ def test_layers_of_a_real_model_keep_the_bits():
 
 
 @pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("K", [1, 2, 3, 5])
+@pytest.mark.parametrize("K", [1, 3])
 def test_a_mixture_of_experts_keeps_the_bits(K, ties):
     """With `ties` every second expert has its neighbour's router row, so that choices are between equals."""
     decoder = models.decoder("qwen35moe-tiny-f32")

@@ -17,7 +17,7 @@ from sharpi_jax.decode.score import score
 from sharpi_jax.evaluate import DEPTHS
 from sharpi_jax.model.rope import rope_table
 from sharpi_jax.quant import Packed, dequantise
-from tools.demo_model import export, loss, measures, refine, vocabulary
+from tools.demo_model import export, loss, measures, refine, train, vocabulary
 from tools.demo_model.model import CONFIG, init_trainable, to_params
 
 TEXT = "The king said to his servants, Go, and tell my people what you have seen.\n" * 40
@@ -93,6 +93,14 @@ def test_unlikelihood_is_minus_log_of_what_is_left(trainable):
     found, gradient = slope(trainable)
     assert float(found) == pytest.approx(-np.log(1 - p[unwanted]).sum() / 128, rel=1e-4)
     assert float(slope(jax.tree.map(lambda a, g: a - 0.1 * g, trainable, gradient))[0]) < float(found)
+
+
+@pytest.mark.parametrize("steps", [2, 50, 200, 1000, 2000])
+def test_the_rate_rises_to_its_highest_and_ends_at_nothing(steps):
+    rates = np.array([float(train.make_schedule(steps, 4e-3)(i)) for i in range(steps + 1)])
+    assert rates[-1] == 0
+    assert rates.max() > 0.9 * 4e-3
+    assert (np.diff(rates[rates.argmax() :]) <= 0).all()
 
 
 def test_repeats_end_a_run_that_was_there_before():

@@ -114,6 +114,29 @@ def test_a_file_that_cannot_be_run(tmp_path: Path, capsys: CapSys) -> None:
     assert lines[lines.index("quantisation:") + 1].split()[:2] == ["F64", "1"]
 
 
+def test_a_head_alone_is_not_called_a_model(capsys: CapSys) -> None:
+    assert line(inspect(capsys, fixture("qwen35-tiny-mtponly-f16")), "supported").startswith("no: it holds an MTP head")
+
+
+def test_keys_by_layer_and_absurd_block_numbers(tmp_path: Path, capsys: CapSys) -> None:
+    tensors = {f"blk.{'9' * 5000}.nextn.x": np.zeros(3, np.float32), "token_embd.weight": np.zeros((4, 8), np.float32)}
+    path = write(tmp_path / "odd.gguf", "qwen35", tensors, block_count=1, embedding_length=8)
+    assert line(inspect(capsys, path), "supported").startswith("no: ")
+    path = tmp_path / "array.gguf"
+    writer = GGUFWriter(path, "llama")
+    for key in ("block_count", "embedding_length", "context_length", "attention.head_count"):
+        writer.add_uint32(f"llama.{key}", 1)
+    writer.add_array("llama.attention.key_length", [8, 8])
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_uint32("llama.feed_forward_length", 8)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 1), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert line(inspect(capsys, path), "supported").startswith("no: ")
+
+
 def test_a_file_with_nothing_in_it(tmp_path: Path, capsys: CapSys) -> None:
     lines = inspect(capsys, write(tmp_path / "bare.gguf", "bare", {}), "--tensors")
     assert line(lines, "layers") == "none"

@@ -13,7 +13,7 @@ from reference import numpy_model as nm
 
 from sharpi_jax.decode.decoder import Decoder
 from sharpi_jax.decode.score import score
-from sharpi_jax.model import delta, norms, rope, trunk
+from sharpi_jax.model import delta, feed_forward, norms, rope, trunk
 from sharpi_jax.model.attention import attention
 from sharpi_jax.model.cache import DeltaState, DeltaWindow, KVCache, init_delta_state, init_kv_cache
 from sharpi_jax.model.delta import delta_net
@@ -29,7 +29,7 @@ SLOTS = 64
 run_delta_net = jax.jit(delta_net, static_argnums=1)
 run_attention = jax.jit(attention, static_argnums=1)
 run_layer = jax.jit(trunk.layer, static_argnums=1)
-run_swiglu = jax.jit(trunk.swiglu, static_argnums=1)
+run_swiglu = jax.jit(feed_forward.swiglu, static_argnums=1)
 run_mtp_block = jax.jit(mtp_block, static_argnums=1)
 
 

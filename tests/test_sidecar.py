@@ -140,7 +140,7 @@ WIDE = {"blk.4.ffn_up.weight": np.zeros((96, 32), np.float32)}
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"meta": {"general.architecture": "llama"}}, "its general.architecture is llama, not qwen35."),
+        ({"meta": {"general.architecture": "llama"}}, "its general.architecture is 'llama', not 'qwen35'."),
         ({"meta": {"embedding_length": 128}}, "its qwen35.embedding_length is 128, not 64."),
         ({"meta": {"attention.head_count_kv": 4}}, "its qwen35.attention.head_count_kv is 4, not 2."),
         ({"meta": {"rope.freq_base": 1e6}}, "its qwen35.rope.freq_base is 1000000.0, not 10000000.0."),

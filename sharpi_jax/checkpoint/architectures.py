@@ -18,7 +18,7 @@ class Architecture:
       hybrid: Qwen3.5's: Gated DeltaNet layers among the attention layers, attention with an output gate, maybe an MTP
         block. Where false all layers are plain attention.
       experts: what a layer's feed-forward part is.
-      rope_interleaved: see ModelConfig.
+      rope_interleaved: see ModelConfig. rope_factors: whether a tensor may give them (Llama 3).
     """
 
     layer: tuple[names.Tensor, ...]
@@ -26,12 +26,15 @@ class Architecture:
     hybrid: bool = False
     experts: Literal["none", "routed", "routed and shared"] = "none"
     rope_interleaved: bool = False
+    rope_factors: bool = False
 
 
 ARCHITECTURES = {
     "qwen35": Architecture(names.HYBRID_LAYER, names.GATED_ATTENTION, hybrid=True),
     "qwen35moe": Architecture(names.HYBRID_LAYER, names.GATED_ATTENTION, hybrid=True, experts="routed and shared"),
-    "llama": Architecture(names.LAYER, names.ATTENTION + names.OPTIONAL_BIASES, rope_interleaved=True),
+    "llama": Architecture(
+        names.LAYER, names.ATTENTION + names.OPTIONAL_BIASES, rope_interleaved=True, rope_factors=True
+    ),
     "qwen2": Architecture(names.LAYER, names.ATTENTION + names.BIASES),
     "qwen3": Architecture(names.LAYER, names.ATTENTION + names.HEAD_NORMS),
     "qwen3moe": Architecture(names.LAYER, names.ATTENTION + names.HEAD_NORMS, experts="routed"),

@@ -1,20 +1,19 @@
-"""The model's shape, from a GGUF's metadata (and, for the MTP block, from which tensors are there)."""
+"""The model's shape: from a GGUF's metadata, from which tensors it has, and from Llama 3's tensor of rope factors."""
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from sharpi_jax.checkpoint import names
 from sharpi_jax.checkpoint.architectures import ARCHITECTURES, Architecture
 from sharpi_jax.checkpoint.gguf_file import GGUFFile
 from sharpi_jax.errors import CheckpointError
 from sharpi_jax.model.config import LayerKind, ModelConfig
 
 ROPE_FACTORS = "rope_freqs.weight"
-_NEXTN = re.compile(r"blk\.(\d+)\.nextn\.")
 
 
 def read_config(file: GGUFFile) -> tuple[ModelConfig, tuple[str, ...]]:
@@ -53,7 +52,7 @@ def read_config(file: GGUFFile) -> tuple[ModelConfig, tuple[str, ...]]:
         **_delta_sizes(keys, kind),
         **_expert_sizes(keys, kind),
     )
-    config = dataclasses.replace(config, rope_factors=_rope_factors(file, keys, config.rope_dims // 2))
+    config = dataclasses.replace(config, rope_factors=_rope_factors(file, keys, kind, config.rope_dims // 2))
     _check(keys, kind, config)
     return config, notes
 
@@ -90,25 +89,27 @@ def _expert_sizes(keys: "_Keys", kind: Architecture) -> dict[str, Any]:
     return found
 
 
-def _rope_factors(file: GGUFFile, keys: "_Keys", count: int) -> tuple[float, ...]:
-    """What each rotary frequency is divided by: Llama 3's own tensor, or one factor for all (linear scaling)."""
+def _rope_factors(file: GGUFFile, keys: "_Keys", kind: Architecture, count: int) -> tuple[float, ...]:
+    """What the rotary frequencies are divided by, one for all (linear scaling) or each by its own (Llama 3's tensor).
+
+    As in llama.cpp: scaling is linear where no type is given, its factor has an older name, and 0 stands for 1.
+    """
     scaling = keys.get("rope.scaling.type")
     if not (scaling is None or (isinstance(scaling, str) and scaling in ("none", "linear"))):
         raise keys.fault("rope.scaling.type", f"asks for {scaling!r} scaling, which is not supported")
-    if scaling == "linear":
-        factor = keys.number("rope.scaling.factor")
-        if not 0 < factor < math.inf:
-            raise keys.fault("rope.scaling.factor", "must be a positive number")
-        return (factor,) * count
-    info = file.tensors.get(ROPE_FACTORS)
+    given = keys.number("rope.scaling.factor", default=keys.number("rope.scale_linear", default=0.0))
+    factor = 1.0 if scaling == "none" else given or 1.0
+    if not 0 < factor < math.inf:
+        raise keys.fault("rope.scaling.factor", "must be a positive number")
+    info = file.tensors.get(ROPE_FACTORS) if kind.rope_factors else None
     if info is None:
-        return ()
+        return () if factor == 1 else (factor,)
     if info.type_name != "F32" or info.dims != (count,):
         raise CheckpointError(f"{file.path}: tensor {ROPE_FACTORS} must be {count} numbers of type F32.")
-    factors = file.raw(ROPE_FACTORS).view(np.float32).astype(np.float64)
+    factors = file.load(ROPE_FACTORS).view(np.float32).astype(np.float64)
     if not (np.isfinite(factors) & (factors > 0)).all():
         raise CheckpointError(f"{file.path}: tensor {ROPE_FACTORS} must hold positive numbers.")
-    return tuple(factors.tolist())
+    return tuple((factor * factors).tolist())
 
 
 class _Keys:
@@ -147,7 +148,7 @@ def _count_layers(file: GGUFFile, keys: _Keys) -> tuple[int, bool, tuple[str, ..
     """Trunk layers, whether an MTP block is there to use, and remarks where metadata and tensors disagree."""
     blocks = keys.size("block_count")
     promised = keys.size("nextn_predict_layers", default=0, least=0)
-    found = sorted({int(m.group(1)) for name in file.tensors if (m := _NEXTN.match(name))})
+    found = names.nextn_blocks(file.tensors)
     if blocks > len(file.tensors):
         raise keys.fault("block_count", f"is {blocks}, but the file has only {len(file.tensors)} tensors")
     if promised >= blocks:
@@ -195,9 +196,12 @@ def _vocabulary(file: GGUFFile) -> int:
 
 def _check(keys: _Keys, kind: Architecture, cfg: ModelConfig) -> None:
     """Refuses what the equations here do not cover, by the key that asks for it."""
-    if keys.size("attention.value_length", default=cfg.head_dim) != cfg.head_dim:
+    if (
+        keys.size("attention.value_length", default=cfg.head_dim if kind.hybrid else max(cfg.width // cfg.heads, 1))
+        != cfg.head_dim
+    ):
         raise keys.fault("attention.value_length", "must equal attention.key_length")
-    if not keys.get("attention.key_length") and cfg.width % cfg.heads:
+    if keys.get("attention.key_length") is None and cfg.width % cfg.heads:
         raise keys.fault("attention.head_count", "must divide embedding_length where there is no attention.key_length")
     if cfg.heads % cfg.key_heads:
         raise keys.fault("attention.head_count", "must be a multiple of attention.head_count_kv")

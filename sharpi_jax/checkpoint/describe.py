@@ -5,19 +5,18 @@ every key is optional and a value of an unexpected kind counts as absent.
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from sharpi_jax.checkpoint.chat import ChatTemplate
 from sharpi_jax.checkpoint.config import read_config
 from sharpi_jax.checkpoint.gguf_file import GGUFFile
+from sharpi_jax.checkpoint.names import block_of, nextn_blocks
+from sharpi_jax.checkpoint.sidecar import is_head_alone
 from sharpi_jax.checkpoint.tokenizer import Tokenizer
 from sharpi_jax.errors import CheckpointError
-
-_BLOCK = re.compile(r"blk\.(\d+)\.")
-_NEXTN = re.compile(r"blk\.(\d+)\.nextn\.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +116,10 @@ def _obstacle(file: GGUFFile) -> str:
     try:
         read_config(file)
         Tokenizer.from_metadata(file.metadata)
+        ChatTemplate.from_metadata(file.metadata)
     except CheckpointError as error:
         return str(error).removeprefix(f"{file.path}: ")
-    return ""
+    return "it holds an MTP head alone; give it as --mtp_model beside its trunk." if is_head_alone(file) else ""
 
 
 def _text(metadata: Mapping[str, Any], key: str) -> str | None:
@@ -136,7 +136,7 @@ def _integer(value: Any) -> int | None:
 
 def _blocks(file: GGUFFile) -> int:
     """One more than the highest block number among the tensors."""
-    return max((int(match.group(1)) + 1 for name in file.tensors if (match := _BLOCK.match(name))), default=0)
+    return max((block_of(name)[0] + 1 for name in file.tensors), default=0)
 
 
 def _layers(own: Mapping[str, Any], trunk: int) -> dict[str, int]:
@@ -159,7 +159,7 @@ def _layers(own: Mapping[str, Any], trunk: int) -> dict[str, int]:
 
 def _mtp(file: GGUFFile, sizes: Mapping[str, int]) -> Mtp:
     promised = max(sizes.get("nextn_predict_layers", 0), 0)
-    blocks = sorted({int(match.group(1)) for name in file.tensors if (match := _NEXTN.match(name))})
+    blocks = nextn_blocks(file.tensors)
     remark = ""
     if promised and not blocks:
         remark = f"the metadata promises {promised}, and the file holds no nextn tensor"

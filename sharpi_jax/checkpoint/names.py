@@ -1,13 +1,28 @@
 """The tensor-name table: which GGUF tensor fills which field, with which dimensions. Checked both ways in weights.py.
 
-Our own, since gguf 0.19 lists no nextn tensors for this architecture. Dimensions are in GGUF order (input features
+Our own, since gguf 0.19 lists no nextn tensors for qwen35. Dimensions are in GGUF order (input features
 first), spelt with the letters of `sizes`.
 """
 
 import dataclasses
+import re
+from collections.abc import Iterable
 from typing import Literal
 
 from sharpi_jax.model.config import ModelConfig
+
+_BLOCK = re.compile(r"blk\.([0-9]{1,9})\.(nextn\.)?")
+
+
+def block_of(name: str) -> tuple[int, bool]:
+    """A tensor's block, -1 for one of the whole model, and whether it is of the kind that only an MTP head has."""
+    match = _BLOCK.match(name)
+    return (int(match[1]), match[2] is not None) if match else (-1, False)
+
+
+def nextn_blocks(tensors: Iterable[str]) -> list[int]:
+    """The blocks that hold tensors of an MTP head, in order."""
+    return sorted({block for block, is_nextn in map(block_of, tensors) if is_nextn})
 
 
 @dataclasses.dataclass(frozen=True)

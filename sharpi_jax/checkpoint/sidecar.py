@@ -6,7 +6,6 @@ which case the trunk's serve both and nothing is loaded twice.
 """
 
 import dataclasses
-import re
 from types import MappingProxyType
 from typing import Any
 
@@ -14,9 +13,10 @@ import numpy as np
 
 from sharpi_jax.checkpoint.config import read_config
 from sharpi_jax.checkpoint.gguf_file import GGUFFile, TensorInfo
+from sharpi_jax.checkpoint.names import block_of
+from sharpi_jax.checkpoint.vocabulary import shown
 from sharpi_jax.errors import CheckpointError
 
-_BLOCK = re.compile(r"blk\.(\d+)\.(nextn\.)?")
 _TOP = ("token_embd.weight", "output_norm.weight", "output.weight")
 # What an MTP block and a trunk layer must have in common, as far as both files give it.
 _SHARED_KEYS = (
@@ -29,8 +29,8 @@ _SHARED_KEYS = (
 
 def is_head_alone(file: GGUFFile) -> bool:
     """Whether a file holds an MTP head and no trunk."""
-    blocks = [match for name in file.tensors if (match := _BLOCK.match(name))]
-    return any(match[2] for match in blocks) and all(int(match[1]) for match in blocks)
+    blocks = list(map(block_of, file.tensors))
+    return any(is_nextn for _, is_nextn in blocks) and all(block for block, _ in blocks)
 
 
 def join_sidecar(trunk: GGUFFile, sidecar: GGUFFile) -> tuple[GGUFFile, tuple[str, ...]]:
@@ -48,12 +48,12 @@ def join_sidecar(trunk: GGUFFile, sidecar: GGUFFile) -> tuple[GGUFFile, tuple[st
     config, _ = read_config(trunk)
     first = len(config.layer_kinds)
     _check_same_model(trunk, sidecar, config.architecture)
-    blocks = {int(match[1]) for name in sidecar.tensors if (match := _BLOCK.match(name))}
+    blocks = {block for name in sidecar.tensors if (block := block_of(name)[0]) >= 0}
     if min(blocks) != first:
         raise CheckpointError(
             f"{sidecar.path} holds an MTP head for a trunk of {min(blocks)} layers, but {trunk.path} has {first}."
         )
-    tensors = {name: info for name, info in trunk.tensors.items() if _block(name) < first}
+    tensors = {name: info for name, info in trunk.tensors.items() if block_of(name)[0] < first}
     tensors |= {name: info for name, info in sidecar.tensors.items() if name not in _TOP}
     tensors |= _own_tables(trunk, sidecar, f"blk.{first}.nextn.")
     metadata = dict(trunk.metadata)
@@ -69,12 +69,6 @@ def join_sidecar(trunk: GGUFFile, sidecar: GGUFFile) -> tuple[GGUFFile, tuple[st
     return joined, replaced if config.has_mtp else ()
 
 
-def _block(name: str) -> int:
-    """A tensor's block number, -1 for those of the whole model."""
-    match = _BLOCK.match(name)
-    return int(match[1]) if match else -1
-
-
 def _check_same_model(trunk: GGUFFile, sidecar: GGUFFile, architecture: str) -> None:
     """Refuses a head whose metadata show that it was made for another trunk."""
     # The vocabulary as a whole: one of the same size but of another model would draft nonsense without a word.
@@ -84,7 +78,7 @@ def _check_same_model(trunk: GGUFFile, sidecar: GGUFFile, architecture: str) -> 
         if own is not None and wanted is not None and not _equal(own, wanted):
             differ = f"{_shown(own)}, not {_shown(wanted)}" if _shown(own) != _shown(wanted) else "another"
             raise CheckpointError(f"{sidecar.path} does not belong to {trunk.path}: its {key} is {differ}.")
-    unknown = [name for name in sidecar.tensors if _block(name) < 0 and name not in _TOP]
+    unknown = [name for name in sidecar.tensors if block_of(name)[0] < 0 and name not in _TOP]
     if unknown:
         raise CheckpointError(f"{sidecar.path}: tensor {unknown[0]} is not known for an MTP head.")
 
@@ -96,7 +90,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return f"a list of {len(value)}" if isinstance(value, list) else str(value)
+    return f"a list of {len(value)}" if isinstance(value, list) else shown(value)
 
 
 def _own_tables(trunk: GGUFFile, sidecar: GGUFFile, prefix: str) -> dict[str, TensorInfo]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from sharpi_jax.checkpoint.byte_level import ByteLevel, check_pre
 from sharpi_jax.checkpoint.sentencepiece import SentencePiece
-from sharpi_jax.checkpoint.vocabulary import TokenType, Vocabulary, number_list, shown, string_list
+from sharpi_jax.checkpoint.vocabulary import TokenType, Vocabulary, flag, number_list, shown, string_list
 from sharpi_jax.errors import CheckpointError
 
 _SPELLED_OUT = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)  # their text stands for itself
@@ -86,7 +86,7 @@ class Tokenizer:
         vocabulary = Vocabulary.from_metadata(metadata)
         subwords = ByteLevel(vocabulary, string_list(metadata, "tokenizer.ggml.merges"), pre)
         # Where the key is absent llama.cpp adds a BOS for the llama-bpe pattern and for none of the others.
-        return cls(vocabulary, subwords, add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe")))
+        return cls(vocabulary, subwords, add_bos=flag(metadata, "add_bos_token", pre == "llama-bpe"))
 
     @classmethod
     def _sentencepiece(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
@@ -98,8 +98,8 @@ class Tokenizer:
         return cls(
             vocabulary,
             SentencePiece(vocabulary, scores),
-            add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", True)),
-            add_space=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
+            add_bos=flag(metadata, "add_bos_token", True),
+            add_space=flag(metadata, "add_space_prefix", True),
         )
 
     def encode(self, text: str, *, parse_special: bool = True) -> list[int]:

@@ -112,6 +112,20 @@ def string_list(metadata: Mapping[str, Any], key: str) -> list[str]:
     return values
 
 
+def flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+    """The true or false at tokenizer.ggml.NAME.
+
+    Raises:
+        CheckpointError: it is something else.
+    """
+    value = metadata.get(f"tokenizer.ggml.{name}", default)
+    if not isinstance(value, bool):
+        raise CheckpointError(
+            f"the model file's tokenizer.ggml.{name} is {shown(value)}, not true or false; convert the model again."
+        )
+    return value
+
+
 def number_list(metadata: Mapping[str, Any], key: str, count: int) -> list[Any] | None:
     """The numbers at a key, one for each of `count` tokens; None without the key.
 
@@ -137,6 +151,8 @@ def _token_id(metadata: Mapping[str, Any], name: str, vocab_size: int, default: 
     """The id at tokenizer.ggml.NAME_token_id, or the default without the key."""
     key = f"tokenizer.ggml.{name}_token_id"
     value = metadata.get(key, default)
+    if value == 2**32 - 1:  # -1, as some converters write what there is not
+        return default
     if value is not None and not (isinstance(value, int) and 0 <= value < vocab_size):
         raise CheckpointError(
             f"the model file's {key} is {shown(value)}, which is no id of its {vocab_size} tokens; convert the "

@@ -1,6 +1,5 @@
 """Fills the params from a GGUF's tensors: no field unfilled, and no tensor left unused in silence."""
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,9 +24,6 @@ from sharpi_jax.model.params import (
     MtpParams,
 )
 from sharpi_jax.quant import Packed, dequantise, pack
-
-_BLOCK = re.compile(r"blk\.(\d+)\.")
-_NEXTN = re.compile(r"blk\.(\d+)\.nextn\.")
 
 _Value = TypeVar("_Value", Packed, jax.Array, Packed | jax.Array)
 OnProgress = Callable[[int, int], None]  # bytes that are on the device, bytes in all
@@ -69,6 +65,7 @@ class _Reader:
             block = len(layers)
             mtp = MtpParams(layer=self._layer(block, "attention"), **self._fill(names.MTP, f"blk.{block}."))
         self._refuse_unused()
+        self._on_progress(self._total, self._total)
         return ModelParams(layers=layers, mtp=mtp, **top)
 
     def _layer(self, index: int, kind: LayerKind) -> LayerParams:
@@ -108,8 +105,8 @@ class _Reader:
 
     def _path_of_block(self, name: str) -> Path:
         """The file that should hold a missing tensor: the one that holds others of its block."""
-        prefix = m[0] if (m := _BLOCK.match(name)) else name
-        found = (info.file.path for other, info in self._file.tensors.items() if other.startswith(prefix))
+        block = names.block_of(name)[0]
+        found = (i.file.path for other, i in self._file.tensors.items() if 0 <= block == names.block_of(other)[0])
         return next(found, self._file.path)
 
     def _load(self, row: names.Tensor, name: str) -> Packed | jax.Array:
@@ -148,20 +145,20 @@ class _Reader:
                 f"{info.file.path}: tensor {name} has dimensions {list(info.dims)}; "
                 f"the metadata ask for {list(expected)}."
             )
-        return self._file.load(name)
+        return self._file.load(name).reshape(*expected[:0:-1], -1)
 
     def _refuse_unused(self) -> None:
         """Names what the table does not know. MTP blocks that config.py has told the user are not used are exempt."""
         first = len(self._cfg.layer_kinds) + (1 if self._cfg.has_mtp else 0)
         exempt = set(range(first, int(np.max(self._file.metadata[f"{self._cfg.architecture}.block_count"]))))
         # Later heads that the metadata do not count.
-        exempt |= {block for name in self._file.tensors if (m := _NEXTN.match(name)) and (block := int(m[1])) >= first}
+        exempt |= {block for block in names.nextn_blocks(self._file.tensors) if block >= first}
         unused = [
             name
             for name, info in self._file.tensors.items()
-            if name != ROPE_FACTORS  # config.py reads it
+            if not (name == ROPE_FACTORS and self._kind.rope_factors)  # config.py reads it
             and info not in self.used
-            and not ((m := _BLOCK.match(name)) and int(m.group(1)) in exempt)
+            and names.block_of(name)[0] not in exempt
         ]
         if unused:
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""

@@ -13,6 +13,7 @@ from sharpi_jax.cli.progress import loading_bar
 from sharpi_jax.cli.prompt import read_text
 from sharpi_jax.cli.run import check_model
 from sharpi_jax.cli.run_flags import SECTIONS as RUN_SECTIONS
+from sharpi_jax.cli.run_flags import check_paths
 from sharpi_jax.cli.terminal import count, note, printable
 from sharpi_jax.cli.usage import UsageError
 from sharpi_jax.version import __version__
@@ -32,7 +33,7 @@ SECTIONS = (
     Section(
         "Perplexity",
         (
-            Flag("model", "the GGUF file (-m); unset: the embedded demo model", "FILE"),
+            Flag("model", "the GGUF file, or any shard of a split one (-m); unset: the embedded demo model", "FILE"),
             _MODEL_FLAGS["mtp_model"],
             Flag("file", "a UTF-8 text, - for standard input; a final newline is dropped", "FILE"),
             Flag("ctx_size", "tokens per window, of which the second half is scored (-c)", "N", Integer(1), "512"),
@@ -57,13 +58,11 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if parsed.positional:
         raise UsageError(f"unexpected argument {parsed.positional[0]!r}; give the text as --file=FILE.")
-    for name, fix in (("file", "give --file=TEXT"), ("model", "without the flag the embedded demo model is measured")):
-        if values[name] == "" or (values[name] is None and name == "file"):
-            raise UsageError(f"flag --{name} needs a path; {fix}.")
-    if values["mtp_model"] is not None and not (values["model"] and values["mtp_model"]):
-        raise UsageError("flag --mtp_model needs a path, and a --model beside it that holds the trunk.")
-    if values["output_json"] == "":
-        raise UsageError("flag --output_json needs a path, or - for standard output.")
+    if not values["file"]:
+        raise UsageError("flag --file needs a path; give --file=TEXT.")
+    if values["model"] == "":
+        raise UsageError("flag --model needs a path; without the flag the embedded demo model is measured.")
+    check_paths(values)
     _measure(values)
     return 0
 

@@ -211,6 +211,18 @@ def parse_run(argv: Sequence[str]) -> Parsed:
     return parse(argv, SECTIONS)
 
 
+def check_paths(values: dict[str, Any]) -> None:
+    """What every command that runs a model asks of its paths.
+
+    Raises:
+      UsageError: a path is empty, or a head is given without its trunk.
+    """
+    if values["mtp_model"] is not None and not (values["model"] and values["mtp_model"]):
+        raise UsageError("flag --mtp_model needs a path, and a --model beside it that holds the trunk.")
+    if values["output_json"] == "":
+        raise UsageError("flag --output_json needs a path, or - for standard output.")
+
+
 def check_run(parsed: Parsed, environ: Mapping[str, str] = os.environ) -> RunFlags:
     """The combinations: each refusal is one sentence that names the flags.
 
@@ -222,11 +234,8 @@ def check_run(parsed: Parsed, environ: Mapping[str, str] = os.environ) -> RunFla
         raise UsageError(_unexpected(parsed.positional[0], values["model"]))
     if values["model"] == "":
         raise UsageError("flag --model needs a path; without the flag the embedded demo model runs.")
-    if values["mtp_model"] is not None and not (values["model"] and values["mtp_model"]):
-        raise UsageError("flag --mtp_model needs a path, and a --model beside it that holds the trunk.")
+    check_paths(values)
     _check_prompt(values)
-    if values["output_json"] == "":
-        raise UsageError("flag --output_json needs a path, or - for standard output.")
     p_min = values["spec_draft_p_min"]
     return RunFlags(
         **{name: values[name] for name in (*PROMPT_FLAGS, "dtype", "cache_dtype", "chat", "system_prompt", "thinking")},

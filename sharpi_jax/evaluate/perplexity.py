@@ -78,7 +78,7 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nats_per_token) if self.nats_per_token < 700 else math.inf  # the largest float is e^709
+        return math.inf if self.nats_per_token > 700 else math.exp(self.nats_per_token)  # the largest float is e^709
 
     @property
     def perplexity_error(self) -> float:
@@ -107,7 +107,7 @@ class Perplexity:
 
 
 def text_windows(ids: Sequence[int], ctx_size: int, bos_id: int | None = None) -> np.ndarray:
-    """The windows [N, ctx_size] int32 of a text; each begins with `bos_id` in the place of its token, if one is given.
+    """The windows [N, ctx_size] of a text; each begins with `bos_id` in the place of its token, if one is given.
 
     Raises:
       OptionError: the text does not fill one window, or a window is too small to score anything.
@@ -119,7 +119,7 @@ def text_windows(ids: Sequence[int], ctx_size: int, bos_id: int | None = None) -
         raise OptionError(
             f"the text has {len(ids)} tokens, but one window takes {ctx_size}; give a longer text or lower ctx_size."
         )
-    windows = np.asarray(ids[: count * ctx_size], np.int32).reshape(count, ctx_size)
+    windows = np.asarray(ids[: count * ctx_size]).reshape(count, ctx_size)
     if bos_id is not None:
         windows[:, 0] = bos_id
     return windows

@@ -17,7 +17,7 @@ class ModelConfig:
       width: D. vocab_size: V. context_length: the largest S the model was made for. ffn_width: F, 0 with experts.
       heads, key_heads, head_dim: H, N, E of the attention layers. gated: whether a sigmoid gates their output.
       rope_dims: R; rope_base: theta. rope_interleaved: whether dimension 2i turns with 2i + 1, not i with i + R/2.
-      rope_factors: what each of the R/2 frequencies is divided by; empty for 1.
+      rope_factors: what the R/2 frequencies are divided by: each, or one number for all; empty for 1.
       norm_eps: epsilon of every RMS norm and of the delta rule's L2 norms.
       delta_heads, delta_key_heads, delta_head_dim: H (value heads), N, E of the Gated DeltaNet layers; 0 without any.
       conv_taps: J.

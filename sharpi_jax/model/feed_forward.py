@@ -15,8 +15,8 @@ from sharpi_jax.model.params import ExpertsParams, FeedForwardParams
 from sharpi_jax.model.window import Window
 from sharpi_jax.quant import matmul, rows_dot, take_matrix
 
-# Rows that share one reading of an expert. A prompt has many rows for each; a decode window has one or two, and three
-# is the least whose bits do not depend on their number in any dtype (see quant.matmul).
+# Rows that share one reading of an expert: a prompt has many for each, a decode window one or two. Every block is
+# filled up to this many, so only a row's place among them could change its bits, and it does not (test_feed_forward).
 _PROMPT_BLOCK, _DECODE_BLOCK = 32, 4
 
 

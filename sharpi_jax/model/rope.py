@@ -32,7 +32,7 @@ def rope_of(cfg: ModelConfig, slots: int) -> RopeTable:
 
 
 def rope_table(slots: int, dims: int, base: float, factors: Sequence[float] = ()) -> RopeTable:
-    """The table of `dims` = R rotated dimensions, each frequency divided by its factor."""
+    """The table of `dims` = R rotated dimensions, the frequencies divided by `factors`, R/2 or one."""
     frequency = base ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)
     if factors:
         frequency = frequency / np.asarray(factors, np.float64)

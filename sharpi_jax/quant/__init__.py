@@ -1,6 +1,6 @@
 """Packed weights and the doors to them: `matmul`, `take_rows`, `take_matrix`. No other room unpacks a weight.
 
-A new block format is one function and one entry in `formats.py`; a faster kernel goes behind `matmul`.
+WORKSPACE.md says how to add a block format; a faster kernel goes behind `matmul`.
 """
 
 from sharpi_jax.quant.formats import FORMATS, BlockFormat

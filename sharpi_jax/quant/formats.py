@@ -6,7 +6,7 @@ Each `decode` repeats the arithmetic of the format's definition (ggml's `dequant
 XLA may join a product and a sum into one operation, which then rounds once instead of twice. It makes no difference
 here, and a new format must keep it so: every product is exact in float32. A float16 scale has 11 significant bits, and
 scale and weight in the block have 12 between them at the most (Q6_K, IQ4_XS), so 23 of float32's 24 are used. Only the
-sum that takes a minimum away rounds.
+sum with a minimum rounds.
 
 A float32 result below 2^-126 is flushed to zero. It is the one exception, and only MXFP4's two lowest scales meet it.
 """

@@ -42,8 +42,8 @@ def pack(raw: np.ndarray, type_name: str, tensor: str) -> Packed:
     """A tensor's bytes, put on the device as they are; of a type without a decoder here, expanded to bfloat16.
 
     Args:
-      raw: [N, bytes per row] uint8, as it lies in the file. On CPU the device may take it over without a copy, so it
-        must never change, and is best memory of its own rather than a view of a mapped file.
+      raw: [..., N, bytes per row] uint8, as it lies in the file. On CPU the device may take it over without a copy, so
+        it must never change, and is best memory of its own rather than a view of a mapped file.
       type_name: ggml's name of its type.
       tensor: the tensor's name, for the message.
 

@@ -24,6 +24,9 @@ from tools.demo_model.vocabulary import Vocabulary, train_vocabulary
 
 KINDS = ("Q8_0", "F32", "F32_OF_Q8_0")
 _TYPE = flags.DEFINE_enum("type", "Q8_0", list(KINDS), "Type of the matrices.")
+_WEIGHTS = flags.DEFINE_enum(
+    "weights", "refined", ["best", "unlearned", "refined"], "After train, after refine's first half, or after all."
+)
 _OUT = flags.DEFINE_string("out", None, "The GGUF to write.", required=True)
 
 
@@ -118,9 +121,10 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]}")
     folder, out = pathlib.Path(FOLDER.value), pathlib.Path(_OUT.value)
-    if not (folder / "refined.npz").exists():
-        raise SystemExit(f"{folder} holds no refined.npz: run python -m tools.demo_model.refine --folder={folder}.")
-    trained = restore(folder / "refined.npz", init_trainable(CONFIG, jax.random.key(0)))
+    weights = folder / f"{_WEIGHTS.value}.npz"
+    if not weights.exists():
+        raise SystemExit(f"{weights} does not exist; run tools.demo_model.train and tools.demo_model.refine first.")
+    trained = restore(weights, init_trainable(CONFIG, jax.random.key(0)))
     write_gguf(out, CONFIG, to_params(trained), train_vocabulary(corpus(folder).train), _TYPE.value)
     print(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
 

@@ -65,6 +65,8 @@ def unlikelihood(
 ) -> jax.Array:
     """-log(1 - p) of the unwanted tokens, averaged over all (Welleck et al. 2020, arXiv 1908.04319): a scalar.
 
+    Above p = 0.9999 it has no slope.
+
     Args:
       text: [B, T + 1] ids. unwanted: [B, T] bool, of text[:, 1:].
     """

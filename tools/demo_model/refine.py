@@ -112,8 +112,8 @@ def schedule(rounds: int, rate: float) -> optax.Schedule:
 
 
 def report(folder: pathlib.Path, index: int, arrays: tuple[np.ndarray, ...], parts: dict) -> None:
-    """A row of refine.csv; `repeated` and the parts are those of the round's last batch."""
-    row = {"round": index, "repeated": float(arrays[2][:, PROMPT - 1 :].mean()), "unlikelihood": 0.0}
+    """A row of refine.csv, of the round's last batch: losses on the text, in the head's rounds on what was written."""
+    row = {"round": index, "repeated": float(arrays[2][:, PROMPT - 1 :].mean()), "unlikelihood": float("nan")}
     log(folder / "refine.csv", row | {name: float(value) for name, value in parts.items()})
 
 

@@ -25,7 +25,7 @@ from tools.demo_model.vocabulary import token_stream, train_vocabulary
 ROWS, WIDTH, CHECK_EVERY, SEED = 8, 256, 50, 0
 HORIZON, COOLDOWN, WARMUP = 1400, 200, 60
 
-_STEPS = flags.DEFINE_integer("steps", 1000, f"Optimiser steps of {ROWS} x {WIDTH} tokens.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 1000, f"Optimiser steps of {ROWS} x {WIDTH} tokens.", lower_bound=2)
 _RATE = flags.DEFINE_float("learning_rate", 4e-3, "The highest learning rate.")
 _DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Operands of the matrix products.")
 
@@ -45,9 +45,10 @@ def make_schedule(steps: int, rate: float) -> optax.Schedule:
 
     So a run may be ended earlier than HORIZON, or later, at the price of the last COOLDOWN steps alone.
     """
-    cosine = optax.warmup_cosine_decay_schedule(0.0, rate, WARMUP, max(HORIZON, steps))
-    turn = max(steps - COOLDOWN, 0)
-    return optax.join_schedules([cosine, optax.linear_schedule(cosine(turn), 0.0, COOLDOWN)], [turn])
+    warmup, cooldown = min(WARMUP, steps // 10 + 1), min(COOLDOWN, steps // 2)
+    cosine = optax.warmup_cosine_decay_schedule(0.0, rate, warmup, max(HORIZON, steps))
+    turn = steps - cooldown
+    return optax.join_schedules([cosine, optax.linear_schedule(cosine(turn), 0.0, cooldown)], [turn])
 
 
 def make_optimizer(schedule: optax.Schedule) -> optax.GradientTransformation:

@@ -17,6 +17,10 @@ _START_SECONDS = 120.0
 _ANSWER_SECONDS = 600.0
 
 
+class DiedError(RuntimeError):
+    """llama-server was ended by a signal, as by an instruction that the processor does not have."""
+
+
 class Server:
     """A llama-server that answers at `url`."""
 
@@ -64,6 +68,7 @@ def running(binary: str | os.PathLike[str], model: str | os.PathLike[str], *flag
       flags: further flags of llama-server.
 
     Raises:
+      DiedError: a signal ended it while it loaded the model.
       RuntimeError: it ended, or did not load the model in time; the message holds the end of what it wrote.
     """
     binary, port = pathlib.Path(binary), _free_port()
@@ -77,7 +82,8 @@ def running(binary: str | os.PathLike[str], model: str | os.PathLike[str], *flag
             while not server.is_ready():
                 if process.poll() is not None or time.monotonic() > deadline:
                     log.seek(0)
-                    raise RuntimeError(f"llama-server did not start: {log.read()[-2000:].decode(errors='replace')}")
+                    kind = DiedError if (process.poll() or 0) < 0 else RuntimeError
+                    raise kind(f"llama-server did not start: {log.read()[-2000:].decode(errors='replace')}")
                 time.sleep(0.05)
             yield server
         finally:
