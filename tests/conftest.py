@@ -4,6 +4,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 # Set before JAX is imported. pytest-xdist's workers inherit it from the controller, subprocesses from the workers.
@@ -29,3 +30,12 @@ DATA = Path(__file__).parent / "data"
 def data_dir() -> Path:
     """The folder of the fixture models and their reference outputs."""
     return DATA
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs() -> Iterator[None]:
+    """Between the files of tests, so that their compiled programs do not add up."""
+    yield
+    import models  # here, not above: it imports the package
+
+    models.forget()

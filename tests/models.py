@@ -15,21 +15,23 @@ from sharpi_jax.quant import Packed
 
 __all__ = ["DATA", "arrays", "fixture", "quantised", "reference"]  # and what stands below
 
+KEPT = 6  # models at a time: see `forget`
 
-@functools.cache
+
+@functools.lru_cache(KEPT)
 def read(name: str) -> checkpoint.Checkpoint:
     """A fixture GGUF by its name without the ending."""
     return checkpoint.read(fixture(name))
 
 
-@functools.cache
+@functools.lru_cache(KEPT)
 def decoder(name: str) -> Decoder:
     """A decoder on a fixture's weights."""
     found = read(name)
     return Decoder(found.params, found.config)
 
 
-@functools.cache
+@functools.lru_cache(KEPT)
 def model(name: str) -> Model:
     """The facade over the same decoder: programs compiled by one test serve all."""
     facade = Model(read(name), "float32", "float32")
@@ -41,6 +43,17 @@ def model(name: str) -> Model:
 def demo() -> Model:
     """The model that ships with the package: the one with a trained head."""
     return load()
+
+
+def forget() -> None:
+    """Lets all models go, with their compiled programs.
+
+    XLA maps memory for every kernel, and Linux allows a process 65,530 maps by default: with every fixture's programs
+    kept to the end, a compilation would be aborted for want of them.
+    """
+    for kept in (read, decoder, model, demo):
+        kept.cache_clear()
+    jax.clear_caches()
 
 
 def committed(state: DecodeState, row: int) -> list[np.ndarray]:

@@ -56,8 +56,8 @@ def test_counts_are_those_of_the_rule_on_the_reference_drafts(K, max_tokens):
     assert (found.stats.drafted, found.stats.accepted) == expected
 
 
-@pytest.mark.parametrize("name", models.quantised(*LLAMA_COUNTS))
 @pytest.mark.parametrize("K", [1, 2, 3])
+@pytest.mark.parametrize("name", models.quantised(*LLAMA_COUNTS))
 def test_quantised_files_give_what_exact_arithmetic_gives(name, K):
     """The tokens, and the counts that the rule has on the reference's drafts."""
     reference = models.reference(name)
