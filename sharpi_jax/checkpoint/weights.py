@@ -65,7 +65,8 @@ class _Reader:
             block = len(layers)
             mtp = MtpParams(layer=self._layer(block, "attention"), **self._fill(names.MTP, f"blk.{block}."))
         self._refuse_unused()
-        self._on_progress(self._total, self._total)
+        if self._done < self._total:  # what is not used does not keep a bar from its end
+            self._on_progress(self._total, self._total)
         return ModelParams(layers=layers, mtp=mtp, **top)
 
     def _layer(self, index: int, kind: LayerKind) -> LayerParams:
