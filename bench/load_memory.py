@@ -21,17 +21,9 @@ from absl import app, flags
 _MODEL = flags.DEFINE_string("model", None, "GGUF file")
 _LAYERS = flags.DEFINE_integer("layers", 24, "trunk layers of the file that is written")
 
-WIDTH, FFN, HEADS, KEY_HEADS, HEAD_DIM, DELTA_HEADS, STATE, TAPS, VOCABULARY = (
-    1024,
-    3584,
-    8,
-    2,
-    256,
-    16,
-    128,
-    4,
-    151_936,
-)
+WIDTH, FFN, VOCABULARY = 1024, 3584, 151_936
+HEADS, KEY_HEADS, HEAD_DIM = 8, 2, 256
+DELTA_HEADS, STATE, TAPS = 16, 128, 4
 DELTA_WIDTH = DELTA_HEADS * STATE
 
 _MEASURE = """
@@ -52,7 +44,8 @@ print(json.dumps({"baseline": baseline, "loaded": loaded, "decoded": peak(), "te
 
 
 def main(argv: list[str]) -> None:
-    del argv
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(_MODEL.value) if _MODEL.value else _write(Path(folder) / "random.gguf", _LAYERS.value)
         done = subprocess.run([sys.executable, "-c", _MEASURE, str(path)], check=True, capture_output=True, text=True)

@@ -77,6 +77,12 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
+def same_params(a, b) -> bool:
+    """The same tree of arrays, bit for bit."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(same_bits(*map(np.asarray, p)) for p in pairs)
+
+
 def packed_weights(params) -> list[Packed]:
     """Every packed matrix of a model, shared ones once."""
     leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Packed))

@@ -16,14 +16,14 @@ VARIABLE = "SHARPI_PEERS"
 
 
 def found() -> fetch.Peers:
-    """The peers' paths; the test is skipped, with the reason, where they have not been fetched."""
+    """The peers' paths; the test fails, with what to do, where they have not been fetched: it was asked for by name."""
     folder = os.environ.get(VARIABLE)
     if not folder:
-        pytest.skip(f"{VARIABLE} does not name the folder that python -m tools.peers.fetch has filled")
+        pytest.fail(f"{VARIABLE} must name the folder that python -m tools.peers.fetch --folder=FOLDER has filled")
     try:
         return fetch.find(folder)
     except FileNotFoundError as error:
-        pytest.skip(str(error))
+        pytest.fail(str(error))
 
 
 def llama_server(model: str | Path, *flags: str) -> AbstractContextManager[Server]:

@@ -4,11 +4,11 @@ import dataclasses
 import re
 
 import gguf
-import jax
 import models
 import numpy as np
 import pytest
-from models import same_bits
+from models import same_bits, same_params
+from rewriting import ABSENT, rewrite, tensors
 
 from sharpi_jax import checkpoint
 from sharpi_jax.checkpoint.architectures import ARCHITECTURES
@@ -19,41 +19,6 @@ from sharpi_jax.model.config import ModelConfig
 from sharpi_jax.quant import Packed, dequantise
 
 TINY, TINY256, NO_MTP = "qwen35-tiny-f16", "qwen35-tiny256-q4_0", "qwen35-tiny-nomtp-f16"
-ABSENT = object()  # as a metadata value: the key is left out
-
-
-def rewrite(path, source, *, meta=None, drop=None, rename=None, add=None):
-    """Writes a fixture again with changes, and returns `path`.
-
-    Args:
-      meta: metadata by key, in place of the fixture's or beside it; the architecture's keys less their prefix.
-      drop: a pattern of tensor names to leave out. rename: names by name. add: arrays by name, or (bytes, type).
-    """
-    reader = gguf.GGUFReader(models.fixture(source))
-    fields = {name: field for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-    meta = {
-        key if key.startswith(("general.", "tokenizer.")) else f"qwen35.{key}": v for key, v in (meta or {}).items()
-    }
-    writer = gguf.GGUFWriter(path, meta.pop("general.architecture", "qwen35"))
-    for name, field in fields.items():
-        if name not in meta and name != "general.architecture":
-            item = field.types[1] if len(field.types) > 1 else None
-            writer.add_key_value(name, field.contents(), field.types[0], item)
-    for name, value in meta.items():
-        if value is not ABSENT:
-            writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
-    for tensor in reader.tensors:
-        name = (rename or {}).get(tensor.name, tensor.name)
-        if not (drop and re.fullmatch(drop, name)) and name not in (add or {}):
-            writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
-    for name, data in (add or {}).items():
-        array, kind = data if isinstance(data, tuple) else (data, None)
-        writer.add_tensor(name, array, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 @pytest.fixture
@@ -74,17 +39,6 @@ def refusal(read, path):
     assert message.endswith(".")
     assert "\n" not in message
     return message.removeprefix(str(path)).lstrip(": ")
-
-
-def same_params(a, b):
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return jax.tree.structure(a) == jax.tree.structure(b) and all(same_bits(*map(np.asarray, p)) for p in pairs)
-
-
-def tensors(source, pattern):
-    """Tensors of a fixture whose names match, as `rewrite` takes them."""
-    found = gguf.GGUFReader(models.fixture(source)).tensors
-    return {t.name: (np.array(t.data), t.tensor_type) for t in found if re.fullmatch(pattern, t.name)}
 
 
 # --- config -----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from gguf import GGUFReader, GGUFWriter
 from sharpi_jax.checkpoint.describe import describe
 from sharpi_jax.checkpoint.gguf_file import open_gguf
 from sharpi_jax.cli.main import main
+from tools.gguf_writing import finish
 
 CapSys = pytest.CaptureFixture[str]
 
@@ -33,10 +34,7 @@ def write(path: Path, architecture: str, tensors: dict[str, Any], **keys: int) -
         writer.add_uint32(f"{architecture}.{key.replace('__', '.')}", value)
     for name, array in tensors.items():
         writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -130,10 +128,7 @@ def test_keys_by_layer_and_absurd_block_numbers(tmp_path: Path, capsys: CapSys) 
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
     writer.add_uint32("llama.feed_forward_length", 8)
     writer.add_tensor("token_embd.weight", np.zeros((4, 1), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     assert line(inspect(capsys, path), "supported").startswith("no: ")
 
 
@@ -193,10 +188,7 @@ def test_metadata_of_unexpected_kinds(tmp_path: Path, capsys: CapSys) -> None:
     writer.add_uint32("general.name", 3)
     writer.add_string("tokenizer.ggml.model", "\x1b[31mred\nline")
     writer.add_uint32("tokenizer.ggml.eos_token_id", 9)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     lines = inspect(capsys, tmp_path / "x.gguf", "--metadata")
     assert line(lines, "name") == "not given"
     assert line(lines, "heads").startswith("8 / not given")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from crafted import gguf, tensor
 from gguf import GGMLQuantizationType, GGUFReader
-from test_checkpoint import rewrite
+from rewriting import rewrite
 
 from sharpi_jax import checkpoint
 from sharpi_jax.checkpoint.mapped_file import MappedFile

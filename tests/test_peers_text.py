@@ -16,6 +16,7 @@ import vocabularies
 from peers import found, llama_server
 
 from sharpi_jax.checkpoint.tokenizer import Tokenizer
+from tools.gguf_writing import finish
 from tools.peers import templates, vocabulary
 
 pytestmark = pytest.mark.peers
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.peers
 
 @pytest.mark.parametrize("kind", vocabularies.KINDS)
 def test_stored_ids_and_texts(kind: str, tmp_path: Path) -> None:
-    found()  # skips before the work
+    found()  # fails before the work
     model = tmp_path / "model.gguf"
     vocabulary.wrap(vocabularies.unpack(kind, tmp_path), model, pre=kind)
     tokenizer = vocabularies.tokenizer(kind)
@@ -41,9 +42,7 @@ def _write(path: Path, pieces: dict[str, float]) -> None:
             writer.add_string(name, value)
         else:
             writer.add_array(name, value.tolist() if isinstance(value, np.ndarray) else value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    finish(writer)
 
 
 @pytest.mark.parametrize("seed", [None, *range(5)])

@@ -9,13 +9,14 @@ import models
 import pytest
 from crafted import ARRAY, BOOL, F32, I32, STRING, U8, U16, U64, array, gguf, key, tensor, text
 from gguf import GGUFReader, GGUFWriter
-from test_checkpoint import same_params
+from models import same_params
 
 from sharpi_jax import checkpoint
 from sharpi_jax.checkpoint import gguf_file
 from sharpi_jax.checkpoint.gguf_file import open_gguf
 from sharpi_jax.cli.main import main
 from sharpi_jax.errors import CheckpointError
+from tools.gguf_writing import add_metadata, finish, metadata_of
 
 TINY = "qwen35-tiny-f16"
 
@@ -24,16 +25,10 @@ def split(folder: Path, source: str, **how: int) -> list[Path]:
     """A fixture split by the gguf package's own writer, as NAME-00001-of-0000n.gguf."""
     reader = GGUFReader(models.fixture(source))
     writer = GGUFWriter(folder / "model.gguf", "qwen35", **how)
-    for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
-            item = field.types[1] if len(field.types) > 1 else None
-            writer.add_key_value(name, field.contents(), field.types[0], item)
+    add_metadata(writer, metadata_of(reader))
     for t in reader.tensors:
         writer.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return sorted(folder.glob("model-*-of-*.gguf"))
 
 

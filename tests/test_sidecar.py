@@ -7,8 +7,8 @@ from pathlib import Path
 import models
 import numpy as np
 import pytest
-from models import same_bits
-from test_checkpoint import ABSENT, rewrite, same_params, tensors
+from models import same_bits, same_params
+from rewriting import ABSENT, rewrite, tensors
 
 import sharpi_jax
 from sharpi_jax import checkpoint

@@ -48,8 +48,8 @@ class Plain:
         """Every frequency of x[T, H, D] divided by its factor; `llama` pairs neighbours, the others halves."""
         D, meta = x.shape[-1], self.meta
         factors = self.weights.get("rope_freqs.weight", np.ones(D // 2))
-        if meta.get("rope.scaling.type") == "linear":
-            factors = np.full(D // 2, meta["rope.scaling.factor"])
+        if meta.get("rope.scaling.type", "linear") == "linear":
+            factors = factors * meta.get("rope.scaling.factor", 1.0)
         out = np.zeros_like(x)
         for pair in range(D // 2):
             at = [2 * pair, 2 * pair + 1] if self.architecture == "llama" else [pair, pair + D // 2]

@@ -21,6 +21,7 @@ from tools.demo_model.data import FOLDER, corpus
 from tools.demo_model.model import CONFIG, init_trainable, to_params
 from tools.demo_model.store import restore
 from tools.demo_model.vocabulary import Vocabulary, train_vocabulary
+from tools.gguf_writing import finish
 
 KINDS = ("Q8_0", "F32", "F32_OF_Q8_0")
 _TYPE = flags.DEFINE_enum("type", "Q8_0", list(KINDS), "Type of the matrices.")
@@ -45,10 +46,7 @@ def write_gguf(path: pathlib.Path, cfg: ModelConfig, params: ModelParams, vocabu
         if kind == "F32_OF_Q8_0":
             data, data_type = gguf.quants.dequantize(data, data_type), gguf.GGMLQuantizationType.F32
         writer.add_tensor(name, data, raw_dtype=data_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def tensors(params: ModelParams) -> dict[str, tuple[np.ndarray, bool]]:

@@ -16,6 +16,7 @@ import gguf
 import numpy as np
 from absl import app, flags
 
+from tools.gguf_writing import finish
 from tools.peers.server import running
 
 VOCABULARY, WIDTH, LAYERS, HEADS, KEY_HEADS, HIDDEN, EXPERTS, USED = 288, 64, 2, 4, 2, 96, 8, 2
@@ -29,6 +30,8 @@ CASES = {
     "llama-biases": {"biases": True, "untied": True},
     "llama-factors": {"factors": True},
     "llama-linear": {"linear": 4.0},
+    "llama-untyped": {"linear": 4.0, "untyped": True},
+    "llama-both": {"linear": 2.0, "factors": True},
     "qwen2": {"biases": True},
     "qwen3": {"untied": True},
     "qwen3moe": {},
@@ -54,7 +57,8 @@ def write(path: pathlib.Path, case: str) -> None:
     if architecture == "llama":
         writer.add_rope_dimension_count(head_dim)
     if "linear" in changes:
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        if not changes.get("untyped"):
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(changes["linear"])
     if architecture == "qwen3moe":
         writer.add_expert_count(EXPERTS)
@@ -63,10 +67,7 @@ def write(path: pathlib.Path, case: str) -> None:
     _add_tokenizer(writer)
     for name, values in _tensors(architecture, changes, head_dim).items():
         writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def _tensors(architecture: str, changes: dict, head_dim: int) -> dict[str, np.ndarray]:

@@ -10,21 +10,17 @@ import os
 import gguf
 from absl import app, flags
 
+from tools.gguf_writing import add_metadata, finish, metadata_of
+
 
 def write_float32(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
     """Writes `out`: the metadata of `source`, and its tensors dequantised."""
     reader = gguf.GGUFReader(source)
-    fields = {name: field for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-    writer = gguf.GGUFWriter(out, fields.pop("general.architecture").contents())
-    for name, field in fields.items():
-        item = field.types[-1] if len(field.types) > 1 else None
-        writer.add_key_value(name, field.contents(), field.types[0], item)
+    writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
+    add_metadata(writer, metadata_of(reader))
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def main(argv: list[str]) -> None:

@@ -12,6 +12,8 @@ import gguf
 import numpy as np
 from absl import app, flags
 
+from tools.gguf_writing import add_metadata, finish, metadata_of
+
 FLAGS = ("-t", "1", "-c", "64", "--no-warmup")  # what llama-server needs for such a model
 _WIDTH, _HEADS, _HIDDEN, _CONTEXT = 32, 2, 32, 512
 _STRING = gguf.GGUFValueType.STRING
@@ -33,22 +35,16 @@ def wrap(
       pre, template: the pre-tokenizer's name and the chat template, where they are not to be those of `source`.
       weights: whether there is a layer, of random float16 weights.
     """
-    fields = {k: v for k, v in gguf.GGUFReader(source).fields.items() if k.startswith("tokenizer.")}
+    fields = metadata_of(gguf.GGUFReader(source), "tokenizer.")
     writer = gguf.GGUFWriter(out, "llama")
     changes = {"tokenizer.ggml.pre": pre, "tokenizer.chat_template": template}
     changes = {name: value for name, value in changes.items() if value is not None}
-    for name, field in fields.items():
-        if name not in changes:
-            kind, inner = field.types[0], field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(name, field.contents(), kind, inner)
+    add_metadata(writer, {name: field for name, field in fields.items() if name not in changes})
     for name, value in changes.items():
         writer.add_key_value(name, value, _STRING)
     if weights:
         _add_layer(writer, len(fields["tokenizer.ggml.tokens"].data))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def _add_layer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
