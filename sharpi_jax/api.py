@@ -17,8 +17,10 @@ from sharpi_jax.decode.score import Scores, score
 from sharpi_jax.decode.stats import Statistics, StepRecord, Timing
 from sharpi_jax.errors import OptionError
 from sharpi_jax.evaluate import Perplexity, perplexities, text_windows
+from sharpi_jax.quant import ENGINES
 
 DTYPES = ("float32", "bfloat16")
+ACT_QUANTS = ("none", "q8")
 CACHE_DTYPES = ("float32", "float16", "bfloat16")
 PERPLEXITY_WINDOW = 512  # tokens: llama.cpp's default, with which published figures are made
 
@@ -55,13 +57,15 @@ class Model:
       decoder: the compiled side, for callers who want batches, scripted drafters or the state itself.
     """
 
-    def __init__(self, read: checkpoint.Checkpoint, dtype: str, cache_dtype: str):
+    def __init__(self, read: checkpoint.Checkpoint, dtype: str, cache_dtype: str, act_quant: str):
         self.path = read.file.path
         self.config = dataclasses.replace(read.config, dtype=dtype, cache_dtype=cache_dtype)
         self.tokenizer = read.tokenizer
         self.chat_template = read.chat_template
         self.notes = read.notes
-        self.decoder = Decoder(read.params, self.config)
+        fast = dataclasses.replace(self.config, dtype="int8") if act_quant == "q8" else self.config
+        self.decoder = Decoder(read.params, fast)
+        self._exact = Decoder(read.params, self.config)  # what is measured is never rounded for speed
 
     @property
     def has_mtp(self) -> bool:
@@ -128,7 +132,7 @@ class Model:
         Raises:
           OptionError: no tokens, more than the model's context, or an id outside the vocabulary.
         """
-        return score(self.decoder, token_ids)
+        return score(self._exact, token_ids)
 
     def perplexity(
         self,
@@ -151,7 +155,7 @@ class Model:
         bos_id = self.tokenizer.bos_id if self.tokenizer.add_bos else None
         windows = text_windows(ids, ctx_size, bos_id)
         sizes = np.asarray([self.byte_size(i) for i in ids[: windows.size]], np.int64).reshape(windows.shape)
-        for found in perplexities(self.decoder, windows, sizes):
+        for found in perplexities(self._exact, windows, sizes):
             if on_progress is not None:
                 on_progress(found, len(windows))
         return found
@@ -167,6 +171,8 @@ def load(
     mtp_model: str | Path | None = None,
     dtype: str = "float32",
     cache_dtype: str = "float32",
+    act_quant: str = "none",
+    engine: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """Reads a GGUF file and puts its weights on the default device, packed as they are.
@@ -176,15 +182,23 @@ def load(
       mtp_model: a file that holds the model's MTP head alone. Where the model's own file has a head too, this one is
         used.
       dtype: type of the operands of matrix products, one of DTYPES. cache_dtype: of keys and values, of CACHE_DTYPES.
+      act_quant: "q8" takes activations as int8 in blocks of 32 where they meet block formats in `generate`, as
+        llama.cpp does everywhere; `score` and `perplexity` never do.
+      engine: what multiplies by block formats, one of quant.ENGINES: the C++ kernel (CPU) or what XLA compiles by
+        itself. None takes the fastest that there is.
       on_progress: called while loading, with the bytes that are on the device and the bytes in all.
 
     Raises:
       CheckpointError: a file cannot be used. OptionError: a type that is not offered.
     """
-    for name, value, known in (("dtype", dtype, DTYPES), ("cache_dtype", cache_dtype, CACHE_DTYPES)):
+    given = {"dtype": (dtype, DTYPES), "cache_dtype": (cache_dtype, CACHE_DTYPES), "act_quant": (act_quant, ACT_QUANTS)}
+    given |= {"engine": (engine, ENGINES)} if engine is not None else {}
+    for name, (value, known) in given.items():
         if value not in known:
             raise OptionError(f"{name} must be one of {', '.join(known)}, not {value!r}.")
-    return Model(checkpoint.read(path, mtp_model, on_progress), dtype, cache_dtype)
+    if act_quant == "q8" and dtype != "float32":
+        raise OptionError(f"act_quant q8 works in float32 and int8; with it, dtype {dtype} cannot be chosen.")
+    return Model(checkpoint.read(path, mtp_model, on_progress, engine), dtype, cache_dtype, act_quant)
 
 
 class _Text:

@@ -34,20 +34,25 @@ class Checkpoint:
 
 
 def read(
-    path: str | Path, mtp_model: str | Path | None = None, on_progress: Callable[[int, int], None] | None = None
+    path: str | Path,
+    mtp_model: str | Path | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    engine: str | None = None,
 ) -> Checkpoint:
-    """Reads a GGUF file, or all shards of a split one; weights go to the device packed as they are, those of
-    rare types as bfloat16.
+    """Reads a GGUF file, or all shards of a split one; weights go to the device packed, those of rare types as
+    bfloat16.
 
     Args:
       path: the file, or any shard.
       mtp_model: a file that holds an MTP head alone, for this model.
       on_progress: called after each tensor with the bytes that are on the device and the bytes in all.
+      engine: what is to multiply by block formats, one of quant.ENGINES; None takes the fastest that there is.
 
     Raises:
       CheckpointError: a file cannot be used; one sentence says why.
     """
     from sharpi_jax.checkpoint.weights import read_weights
+    from sharpi_jax.quant import default_engine
 
     file = open_gguf(path)
     if is_head_alone(file):
@@ -58,5 +63,5 @@ def read(
     config, notes = read_config(file)
     tokenizer = Tokenizer.from_metadata(file.metadata)
     template = ChatTemplate.from_metadata(file.metadata)
-    params, weight_notes = read_weights(file, config, on_progress)
+    params, weight_notes = read_weights(file, config, engine or default_engine(), on_progress)
     return Checkpoint(file, config, params, tokenizer, template, head_notes + notes + weight_notes)

@@ -23,36 +23,38 @@ from sharpi_jax.model.params import (
     ModelParams,
     MtpParams,
 )
-from sharpi_jax.quant import Packed, dequantise, pack
+from sharpi_jax.quant import Weight, dequantise, pack
 
-_Value = TypeVar("_Value", Packed, jax.Array, Packed | jax.Array)
+_Value = TypeVar("_Value", Weight, jax.Array, Weight | jax.Array)
 OnProgress = Callable[[int, int], None]  # bytes that are on the device, bytes in all
 
 
 def read_weights(
-    file: GGUFFile, cfg: ModelConfig, on_progress: OnProgress | None = None
+    file: GGUFFile, cfg: ModelConfig, engine: str, on_progress: OnProgress | None = None
 ) -> tuple[ModelParams, tuple[str, ...]]:
-    """Every tensor of the model on the device, packed as in the file, and a remark where some could not stay packed.
+    """Every tensor of the model on the device, packed, and a remark where some could not stay packed.
 
     They go there one by one, so that no two are held twice.
 
     Args:
+      engine: what is to multiply by them, one of quant.ENGINES.
       on_progress: called after each tensor.
 
     Raises:
       CheckpointError: a tensor is missing, has other dimensions or a type that is not supported, or is not known.
     """
-    reader = _Reader(file, cfg, on_progress or (lambda done, total: None))
+    reader = _Reader(file, cfg, engine, on_progress or (lambda done, total: None))
     return reader.model(), expansion_notes(list(reader.used))
 
 
 class _Reader:
-    def __init__(self, file: GGUFFile, cfg: ModelConfig, on_progress: OnProgress):
+    def __init__(self, file: GGUFFile, cfg: ModelConfig, engine: str, on_progress: OnProgress):
         self._file = file
         self._cfg = cfg
+        self._engine = engine
         self._kind = ARCHITECTURES[cfg.architecture]
         self._sizes = names.sizes(cfg)
-        self._loaded: dict[TensorInfo, Packed | jax.Array] = {}
+        self._loaded: dict[TensorInfo, Weight | jax.Array] = {}
         self._on_progress = on_progress
         self._done, self._total = 0, sum(info.nbytes for info in set(file.tensors.values()))
         self.used: dict[TensorInfo, None] = {}  # in the order in which they were read
@@ -90,7 +92,7 @@ class _Reader:
     def _fill(self, table: Sequence[names.Tensor], prefix: str) -> dict[str, Any]:
         return {row.field: self._tensor(row, table, prefix) for row in table}
 
-    def _tensor(self, row: names.Tensor, table: Sequence[names.Tensor], prefix: str) -> Packed | jax.Array | None:
+    def _tensor(self, row: names.Tensor, table: Sequence[names.Tensor], prefix: str) -> Weight | jax.Array | None:
         name = prefix + row.suffix
         present = [n for n in (name, *row.fallback) if n in self._file.tensors]
         if present:
@@ -110,20 +112,20 @@ class _Reader:
         found = (i.file.path for other, i in self._file.tensors.items() if 0 <= block == names.block_of(other)[0])
         return next(found, self._file.path)
 
-    def _load(self, row: names.Tensor, name: str) -> Packed | jax.Array:
-        packed = pack(self._bytes(name, self._dims(row)), self._file.tensors[name].type_name, name)
-        return self._settled(
-            name, packed if row.kind == "matrix" else dequantise(packed).reshape(self._dims(row)[::-1])
-        )
+    def _load(self, row: names.Tensor, name: str) -> Weight | jax.Array:
+        raw, type_name = self._bytes(name, self._dims(row)), self._file.tensors[name].type_name
+        if row.kind == "matrix":
+            return self._settled(name, pack(raw, type_name, name, self._engine))
+        return self._settled(name, dequantise(pack(raw, type_name, name)).reshape(self._dims(row)[::-1]))
 
-    def _part(self, row: names.Tensor, table: Sequence[names.Tensor], name: str) -> Packed:
+    def _part(self, row: names.Tensor, table: Sequence[names.Tensor], name: str) -> Weight:
         """Its rows of a tensor that holds several."""
         heights = {r.field: self._dims(r)[1] for r in table if r.fused == row.fused}
         inputs, height, *stack = self._dims(row)
         whole = self._bytes(name, (inputs, sum(heights.values()), *stack))
         start = sum(list(heights.values())[: list(heights).index(row.field)])
         part = np.ascontiguousarray(whole[..., start : start + height, :])
-        return self._settled(name, pack(part, self._file.tensors[name].type_name, name))
+        return self._settled(name, pack(part, self._file.tensors[name].type_name, name, self._engine))
 
     def _settled(self, name: str, value: _Value) -> _Value:
         """The value once it is on the device, so that no copy of it waits on the host while the next one is read."""

@@ -6,12 +6,11 @@ make the pool smaller, and `intra_op_parallelism_threads` in XLA_FLAGS changes n
 """
 
 import contextlib
-import hashlib
 import importlib.metadata
 import os
-import platform as host
 from pathlib import Path
 
+from sharpi_jax import folders
 from sharpi_jax.errors import OptionError
 
 # A second name is a fallback, so that JAX starts and `check` can say in one line what it found instead.
@@ -40,14 +39,7 @@ def _cache_folder() -> Path:
 
     A folder per processor, since a home directory may be shared by machines: programs hold its instructions.
     """
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-        processor = next((line for line in lines if line.startswith(("flags", "Features"))), host.processor())
-    except OSError:
-        processor = host.processor()
-    key = f"{host.machine()} {processor} {importlib.metadata.version('jaxlib')}"
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "sharpi_jax" / f"xla-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    return folders.cache_folder() / f"xla-{folders.key(importlib.metadata.version('jaxlib'))}"
 
 
 def check(platform: str | None) -> None:

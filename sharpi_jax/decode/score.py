@@ -9,7 +9,7 @@ import numpy as np
 from sharpi_jax.decode.decoder import Decoder
 from sharpi_jax.model.config import ModelConfig
 from sharpi_jax.model.trunk import head
-from sharpi_jax.quant import Packed
+from sharpi_jax.quant import Weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,5 +47,5 @@ def score(decoder: Decoder, token_ids: Sequence[int]) -> Scores:
     return Scores(np.concatenate(logits), np.concatenate(hidden), np.concatenate(mtp_logits) if mtp_logits else None)
 
 
-def _head(weight: Packed, hidden: jax.Array, *, cfg: ModelConfig) -> jax.Array:
+def _head(weight: Weight, hidden: jax.Array, *, cfg: ModelConfig) -> jax.Array:
     return head(weight, cfg, hidden)

@@ -20,7 +20,7 @@ from sharpi_jax.model.params import MtpParams
 from sharpi_jax.model.rope import RopeTable
 from sharpi_jax.model.trunk import head
 from sharpi_jax.model.window import window_at
-from sharpi_jax.quant import Packed
+from sharpi_jax.quant import Weight
 
 DEPTHS = 3
 NO_DRAFT = -1
@@ -104,7 +104,7 @@ def _drafts(decoder: Decoder, chunk: Chunk, tokens: np.ndarray) -> np.ndarray:
 
 
 def _trunk_scores(
-    weight: Packed, hidden: jax.Array, following: jax.Array, *, cfg: ModelConfig
+    weight: Weight, hidden: jax.Array, following: jax.Array, *, cfg: ModelConfig
 ) -> tuple[jax.Array, jax.Array]:
     """-log p of `following` [B, T], and the argmax [B, T], from hidden [B, T, D]."""
     B, T, D = hidden.shape

@@ -15,7 +15,7 @@ from sharpi_jax.model.norms import rms_norm, row_sum
 from sharpi_jax.model.params import AttentionParams
 from sharpi_jax.model.rope import RopeTable, rotate
 from sharpi_jax.model.window import Window
-from sharpi_jax.quant import Packed, matmul
+from sharpi_jax.quant import Weight, matmul
 
 _PRECISION = lax.Precision.HIGHEST
 
@@ -42,7 +42,7 @@ def attention(
     return matmul(mixed, p.out, cfg.dtype), cache
 
 
-def _project(y: jax.Array, weight: Packed, bias: jax.Array | None, cfg: ModelConfig) -> jax.Array:
+def _project(y: jax.Array, weight: Weight, bias: jax.Array | None, cfg: ModelConfig) -> jax.Array:
     out = matmul(y, weight, cfg.dtype)
     return out if bias is None else out + bias[None, None]
 

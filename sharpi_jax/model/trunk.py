@@ -11,7 +11,7 @@ from sharpi_jax.model.norms import rms_norm
 from sharpi_jax.model.params import AttentionParams, DeltaParams, LayerParams, ModelParams
 from sharpi_jax.model.rope import RopeTable
 from sharpi_jax.model.window import Window
-from sharpi_jax.quant import Packed, matmul, take_rows
+from sharpi_jax.quant import Weight, matmul, take_rows
 
 
 def trunk(
@@ -51,7 +51,7 @@ def layer(
     return x + feed_forward(p.ffn, cfg, rms_norm(x, p.ffn_norm, cfg.norm_eps), window), new_state
 
 
-def head(weight: Packed, cfg: ModelConfig, hidden: jax.Array) -> jax.Array:
+def head(weight: Weight, cfg: ModelConfig, hidden: jax.Array) -> jax.Array:
     """Logits [..., V] float32 of hidden [..., D]."""
     with jax.named_scope("head"):
         return matmul(hidden, weight, cfg.dtype)

@@ -4,7 +4,24 @@ WORKSPACE.md says how to add a block format; a faster kernel goes behind `matmul
 """
 
 from sharpi_jax.quant.formats import FORMATS, BlockFormat
-from sharpi_jax.quant.matmul import matmul, rows_dot, take_matrix, take_rows
-from sharpi_jax.quant.packed import Packed, dequantise, pack
+from sharpi_jax.quant.load import ENGINES, default_engine, pack
+from sharpi_jax.quant.matmul import Weight, dequantise, matmul, rows_dot, select_rows, take_matrix, take_rows
+from sharpi_jax.quant.packed import Packed
+from sharpi_jax.quant.tiles import Tiled
 
-__all__ = ["FORMATS", "BlockFormat", "Packed", "dequantise", "matmul", "pack", "rows_dot", "take_matrix", "take_rows"]
+__all__ = [
+    "ENGINES",
+    "FORMATS",
+    "BlockFormat",
+    "Packed",
+    "Tiled",
+    "Weight",
+    "default_engine",
+    "dequantise",
+    "matmul",
+    "pack",
+    "rows_dot",
+    "select_rows",
+    "take_matrix",
+    "take_rows",
+]

@@ -6,31 +6,60 @@ promise from two rows up in float32 and from three in bfloat16, and for two or m
 column takes another code path with another order of summation (tests/test_quant.py measures it). So fewer are padded.
 """
 
+from typing import TypeVar
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sharpi_jax.quant.packed import Packed, dequantise
+from sharpi_jax.quant import native
+from sharpi_jax.quant.formats import values
+from sharpi_jax.quant.packed import Packed, dequantise_packed
+from sharpi_jax.quant.tiles import Tiled, select_tile_rows, tile_rows, untile
+
+WeightT = TypeVar("WeightT", Packed, Tiled)
 
 _MIN_ROWS = {"float32": 2, "bfloat16": 3}
 _MIN_COLUMNS = {"float32": 2, "bfloat16": 4}
+DTYPES = ("float32", "bfloat16", "int8")
+
+Weight = Packed | Tiled
 
 
-def matmul(x: jax.Array, weight: Packed, dtype: str = "float32") -> jax.Array:
+def matmul(x: jax.Array, weight: Weight, dtype: str = "float32") -> jax.Array:
     """x W^T on dequantised weights.
 
     Args:
       x: [..., K] activations.
       weight: [N, K].
-      dtype: type of the operands, "float32" or "bfloat16"; sums are always float32.
+      dtype: type of the operands; sums are always float32. "int8" means that the activations, in blocks of 32 with a
+        float32 scale, meet the codes of block formats as whole numbers (llama.cpp's practice); plain floats are
+        multiplied in float32 then.
 
     Returns:
       [..., N] float32. Each row's bits are the same whatever the number of rows.
     """
-    return rows_dot(x, dequantise(_tied_to(x, weight)), dtype)
+    if isinstance(weight, Packed):
+        return rows_dot(x, dequantise_packed(_tied_to(x, weight)), "float32" if dtype == "int8" else dtype)
+    lead = x.shape[:-1]
+    rows = x.reshape(-1, x.shape[-1])
+    if weight.engine == "native" and dtype != "bfloat16":
+        y = native.matmul(rows, weight, int8=dtype == "int8")
+    else:
+        rows, dtype = (rounded_to_int8(rows), "float32") if dtype == "int8" else (rows, dtype)
+        y = rows_dot(rows, untile(_tied_to(x, weight)), dtype)
+    return y.reshape(*lead, weight.out_features)
 
 
-def _tied_to(x: jax.Array, weight: Packed) -> Packed:
+def rounded_to_int8(x: jax.Array) -> jax.Array:
+    """x [..., K] as `dtype="int8"` sees it: blocks of 32, each a multiple of its largest magnitude / 127."""
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    most = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
+    inverse = jnp.where(most > 0, 127 / most, 0)
+    return (jnp.round(blocks * inverse) * (most / 127)).reshape(x.shape)
+
+
+def _tied_to(x: jax.Array, weight: WeightT) -> WeightT:
     """The same weight, as far as the compiler can tell a function of x.
 
     Unpacking is invariant in the decode loop, and XLA moves what is invariant in front of a loop: every weight would be
@@ -38,11 +67,9 @@ def _tied_to(x: jax.Array, weight: Packed) -> Packed:
     both equals and differs from itself, so no byte ever changes; XLA does not see through that, and LLVM, which does,
     comes after the loop is settled.
     """
-    if weight.format == "F32":
-        return weight
     first = x.reshape(-1)[0]
     flip = (first != first) & (first == first)
-    return Packed(weight.blocks ^ flip.astype(weight.blocks.dtype), weight.format)
+    return jax.tree.map(lambda field: field if field.dtype == jnp.float32 else field ^ flip.astype(field.dtype), weight)
 
 
 def rows_dot(x: jax.Array, dense: jax.Array, dtype: str = "float32") -> jax.Array:
@@ -53,13 +80,29 @@ def rows_dot(x: jax.Array, dense: jax.Array, dtype: str = "float32") -> jax.Arra
     return y[: rows.shape[0], :columns].reshape(*lead, columns)
 
 
-def take_rows(weight: Packed, ids: jax.Array) -> jax.Array:
+def take_rows(weight: Weight, ids: jax.Array) -> jax.Array:
     """Rows of a packed table (an embedding), dequantised after the gather: ids [...] -> [..., K] float32."""
-    return dequantise(Packed(jnp.take(weight.blocks, ids, axis=0, mode="clip"), weight.format))
+    if isinstance(weight, Tiled):
+        return values(weight.block_format, tile_rows(weight, ids))
+    return dequantise_packed(Packed(jnp.take(weight.blocks, ids, axis=0, mode="clip"), weight.format))
 
 
-def take_matrix(weight: Packed, index: jax.Array) -> Packed:
+def select_rows(weight: Weight, ids: jax.Array) -> Weight:
+    """The weight [n, K] of some output features only, ids [n], still packed."""
+    if isinstance(weight, Tiled):
+        return select_tile_rows(weight, ids)
+    return Packed(jnp.take(weight.blocks, ids, axis=0, mode="clip"), weight.format)
+
+
+def dequantise(weight: Weight) -> jax.Array:
+    """All of a weight as float32 [..., N, K], bit-exact (see formats.py)."""
+    return untile(weight) if isinstance(weight, Tiled) else dequantise_packed(weight)
+
+
+def take_matrix(weight: Weight, index: jax.Array) -> Weight:
     """One matrix of a packed stack [X, N, K], still packed."""
+    if isinstance(weight, Tiled):
+        return weight.replace(index=index)  # type: ignore[attr-defined, no-any-return]
     return Packed(lax.dynamic_index_in_dim(weight.blocks, index, axis=0, keepdims=False), weight.format)
 
 

@@ -1,0 +1,76 @@
+"""Compiles the C++ kernel on first use, for this processor, into the user's cache folder.
+
+A compiler on the user's machine is the most robust way for a kernel that must fit the processor and needs only headers
+that come with JAX: one file, seconds, no Python ABI. Without one nothing breaks, see `matmul`.
+"""
+
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import jax
+
+from sharpi_jax import folders
+
+SOURCES = Path(__file__).parent / "kernel"
+_AVX2 = ("avx2", "fma", "f16c")
+# The paths, best first: what the processor must have, in Linux's words, and what the compiler is told.
+PATHS = {
+    "avx512": (
+        (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"),
+        ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
+    ),
+    "avx2": (_AVX2, ("-mavx2", "-mfma", "-mf16c")),
+    "portable": ((), ()),
+}
+# No contraction: only what the source calls fma is one, so that all functions round alike.
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-ffp-contract=off")
+
+
+class BuildError(Exception):
+    """The kernel cannot be had; the message says why, without a full stop."""
+
+
+def paths_here() -> tuple[str, ...]:
+    """The paths that this processor can run, best first."""
+    have = set(folders.processor_flags())
+    return tuple(name for name, (needs, _) in PATHS.items() if have.issuperset(needs))
+
+
+@functools.cache
+def library(path: str) -> Path:
+    """The compiled kernel of one path, built if need be.
+
+    Raises:
+      BuildError: there is no compiler, it fails, or the cache folder cannot be written.
+    """
+    compiler = next((c for c in (os.environ.get("CXX"), "c++", "g++", "clang++") if c and shutil.which(c)), None)
+    if compiler is None:
+        raise BuildError("no C++ compiler was found")
+    flags = (*_FLAGS, *PATHS[path][1])
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    sources = [file.read_text() for file in sorted(SOURCES.iterdir())]
+    # JAX's own name stands for its headers: the calls keep their ABI, but nothing is gained by trusting it.
+    name = folders.key(*sources, *flags, compiler, version, jax.__version__)
+    target = folders.cache_folder() / "kernels" / f"{path}-{name}.so"
+    if not target.exists():
+        _compile(compiler, flags, target)
+    return target
+
+
+def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder) / target.name
+            command = [compiler, *flags, "-w", "-isystem", jax.ffi.include_dir(), str(SOURCES / "matmul.cc")]
+            done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                why = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-200:])
+                raise BuildError(f"{compiler} failed: {why}")
+            os.replace(made, target)  # whole or not at all, whoever else builds it
+    except OSError as fault:
+        raise BuildError(f"{target.parent} cannot be written ({fault.strerror})") from fault

@@ -1,0 +1,154 @@
+// x W^T on packed weights, as a call of XLA's foreign function interface.
+//
+// Threads share the tiles out. Up to 8 rows (4 in float32) go through a tile together, which is unpacked in registers as
+// they go: decoding reads every byte of the weight once and is bound by memory. A prompt's many rows come back to a tile
+// in the cache, and are bound by arithmetic.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "parallel.h"
+#include "products.h"
+
+namespace ffi = xla::ffi;
+
+namespace sharpi {
+
+struct Activations {
+  const float* x;
+  int rows, inputs;
+};
+
+void store(float* y, int64_t columns, int64_t tile, int64_t row, F32 sum) {
+  const int64_t begin = tile * kLanes, lanes = std::min<int64_t>(kLanes, columns - begin);
+  std::memcpy(y + row * columns + begin, &sum, lanes * sizeof(float));
+}
+
+template <typename Fmt>
+void float_tile(const Weight& w, const Activations& x, int64_t columns, int64_t tile, float* y) {
+  const Unpacked<Fmt> unpacked{{w, tile}, float_offset(w)};
+  auto run = [&](const auto& source) {
+    by_rows<4>(x.rows, [&](int row, auto rows) {
+      F32 sums[rows.value];
+      multiply_float<rows.value>(source, x.x + int64_t(row) * x.inputs, x.inputs, sums);
+      for (int r = 0; r < rows.value; ++r) store(y, columns, tile, row + r, sums[r]);
+    });
+  };
+  if (x.rows <= 4) return run(unpacked);
+  static thread_local std::vector<F32> dense;  // of one tile: it stays in the second cache
+  dense.resize(x.inputs);
+  unpacked.each(x.inputs, [&](int k, const F32* w) { std::copy_n(w, 4, &dense[k]); });
+  run(Dense{dense.data()});
+}
+
+template <typename Fmt>
+void int8_tile(const Weight& w, const Activations8<Fmt::kGroup>* x, int rows, int64_t columns, int64_t tile, float* y) {
+  by_rows<8>(rows, [&](int row, auto n) {
+    F32 sums[n.value];
+    multiply_int8<Fmt, n.value>(w, tile, x + row, rows, sums);
+    for (int r = 0; r < n.value; ++r) store(y, columns, tile, row + r, sums[r]);
+  });
+}
+
+// One row of activations in blocks of 32: scale = largest magnitude / 127, nearest whole number, ties to even.
+template <int kGroup>
+void quantise_row(const float* x, int inputs, int64_t all_rows, Activations8<kGroup>* out) {
+  for (int at = 0; at < inputs; at += kBlock) {
+    const F32 v[2] = {load<F32>(x + at), load<F32>(x + at + kLanes)};
+    float most = 0;
+    for (int i = 0; i < kBlock; ++i) most = std::max(most, std::fabs(v[i / kLanes][i % kLanes]));
+    const float scale = most / 127, inverse = most > 0 ? 127 / most : 0;
+    int8_t q[kBlock];
+    for (int i = 0; i < 2; ++i) {
+      const F32 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to whole numbers
+      const I32 rounded = __builtin_convertvector((v[i] * splat(inverse) + magic) - magic, I32);
+      for (int j = 0; j < kLanes; ++j) q[i * kLanes + j] = int8_t(rounded[j]);
+    }
+    for (int i = 0; i < kBlock; i += kGroup, out += all_rows) {
+      std::memcpy(out->x, q + i, kGroup);
+      out->sum = std::accumulate(q + i, q + i + kGroup, 0);
+      out->scale = scale;
+      out->scaled_sum = scale * float(out->sum);
+    }
+  }
+}
+
+template <int kGroup>
+const Activations8<kGroup>* quantise(ffi::ThreadPool& pool, const Activations& a) {
+  static thread_local std::vector<Activations8<kGroup>> out;
+  out.resize(size_t(a.rows) * a.inputs / kGroup);
+  auto* groups = out.data();
+  const int64_t piece = std::max<int64_t>(1, 65536 / a.inputs);  // fewer are not worth another thread
+  parallel_for(pool, a.rows, piece, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) quantise_row(a.x + r * a.inputs, a.inputs, a.rows, groups + r);
+  });
+  return groups;
+}
+
+template <typename Fmt>
+void multiply(ffi::ThreadPool& pool, const Weight& w, const Activations& x, int64_t columns, bool int8, float* y) {
+  const int64_t tiles = (columns + kLanes - 1) / kLanes;
+  const int64_t bytes = int64_t(w.inputs) * kLanes * Fmt::kBits / 8;  // of a tile
+  const int64_t piece = std::max<int64_t>(1, std::min(tiles / (4 * pool.num_threads()), (int64_t{1} << 19) / bytes));
+  const auto* quantised = int8 ? quantise<Fmt::kGroup>(pool, x) : nullptr;
+  parallel_for(pool, tiles, piece, [&](int64_t begin, int64_t end) {
+    for (int64_t tile = begin; tile < end; ++tile) {
+      int8 ? int8_tile<Fmt>(w, quantised, x.rows, columns, tile, y) : float_tile<Fmt>(w, x, columns, tile, y);
+    }
+  });
+}
+
+// Reads the operands: x [rows, inputs], the matrix's place in a stack, then the fields that the format has.
+ffi::Error Matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> index, ffi::RemainingArgs fields,
+                  ffi::Result<ffi::Buffer<ffi::F32>> y, ffi::Span<const int32_t> plane_bits, int32_t block_size,
+                  int32_t group, int32_t offset, ffi::Span<const int32_t> table, bool exponent, bool has_small,
+                  bool has_m, bool has_small_m, bool int8) {
+  Weight w = {};
+  const int64_t columns = y->dimensions()[1];
+  const Activations activations = {x.typed_data(), int(x.dimensions()[0]), int(x.dimensions()[1])};
+  size_t next = 0;
+  bool is_signed = false;
+  auto take = [&](bool present) -> const uint8_t* {
+    if (!present) return nullptr;
+    auto buffer = fields.get<ffi::AnyBuffer>(next++);
+    is_signed = buffer->element_type() == ffi::S8;
+    const auto dims = buffer->dimensions();
+    const size_t matrix = buffer->size_bytes() / (dims.size() > 3 ? dims[0] : 1);
+    return static_cast<const uint8_t*>(buffer->untyped_data()) + matrix * size_t(*index.typed_data());
+  };
+  const bool two = plane_bits.size() > 1;
+  w.low = take(true);
+  w.high = take(two);
+  w.d = take(true);
+  w.small = take(has_small);
+  w.small_is_signed = is_signed;
+  w.m = take(has_m);
+  w.small_m = take(has_small_m);
+  w.inputs = activations.inputs, w.block_size = block_size, w.exponent = exponent, w.offset = offset;
+  for (size_t i = 0; i < table.size(); ++i) w.code_table[i] = uint8_t(table[i] + offset);
+  const bool known = by_format(plane_bits[0], two ? plane_bits[1] : 0, group, has_m, table.size() > 0, [&](auto format) {
+    multiply<decltype(format)>(pool, w, activations, columns, int8, y->typed_data());
+  });
+  return known ? ffi::Error::Success() : ffi::Error::InvalidArgument("no kernel for this block format");
+}
+
+}  // namespace sharpi
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(sharpi_matmul, sharpi::Matmul,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<ffi::Span<const int32_t>>("plane_bits")
+                                  .Attr<int32_t>("block_size")
+                                  .Attr<int32_t>("group")
+                                  .Attr<int32_t>("offset")
+                                  .Attr<ffi::Span<const int32_t>>("table")
+                                  .Attr<bool>("exponent")
+                                  .Attr<bool>("has_small")
+                                  .Attr<bool>("has_m")
+                                  .Attr<bool>("has_small_m")
+                                  .Attr<bool>("int8"));

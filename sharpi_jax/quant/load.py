@@ -1,0 +1,92 @@
+"""From a tensor's bytes to a weight on the device: plain floats as they are, block formats in tiles, slab by slab."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sharpi_jax.errors import CheckpointError
+from sharpi_jax.quant import native
+from sharpi_jax.quant.expand import can_expand, expand
+from sharpi_jax.quant.formats import FORMATS
+from sharpi_jax.quant.packed import Packed
+from sharpi_jax.quant.tiles import LANES, Tiled, tile
+
+ENGINES = ("native", "xla")  # the C++ kernel (CPU), and what XLA compiles by itself
+_BOUNDARY = 64  # bytes
+_SLABS = (64, 256, 1024)  # rows that are laid out at a time: few shapes to compile, and little memory in between
+
+
+def default_engine() -> str:
+    """The fastest engine that there is on the default device."""
+    return "native" if jax.default_backend() == "cpu" and not native.problem() else "xla"
+
+
+def pack(raw: np.ndarray, type_name: str, tensor: str, engine: str | None = None) -> Packed | Tiled:
+    """A tensor's bytes, put on the device; of a type without a decoder here, expanded to bfloat16.
+
+    Args:
+      raw: [..., N, bytes per row] uint8, as it lies in the file. On CPU the device may take it over without a copy, so
+        it must never change, and is best memory of its own rather than a view of a mapped file.
+      type_name: ggml's name of its type.
+      tensor: the tensor's name, for the message.
+      engine: what is to multiply by it, one of ENGINES: block formats are laid out in tiles for it. None leaves them
+        as they are in the file.
+
+    Raises:
+      CheckpointError: the type is not supported.
+    """
+    if type_name not in FORMATS:
+        if not can_expand(type_name):
+            raise CheckpointError(
+                f"tensor {tensor} has type {type_name}, which is not supported; "
+                f"convert the file to one of {', '.join(FORMATS)}."
+            )
+        raw, type_name = expand(raw, type_name), "BF16"
+    if engine is not None and not FORMATS[type_name].is_plain:
+        return _lay_out(raw, type_name, engine)
+    return Packed(jax.device_put(raw.view(jnp.dtype(FORMATS[type_name].dtype))), type_name)
+
+
+def _lay_out(raw: np.ndarray, type_name: str, engine: str) -> Tiled:
+    """A tensor's bytes [..., N, bytes per row] of a block format in tiles, on the device."""
+    *lead, N, width = raw.shape
+    stacks = [_lay_out_one(matrix, type_name) for matrix in raw.reshape(-1, N, width)]
+    fields = jax.tree.map(lambda *same: np.stack(same).reshape(*lead, *same[0].shape), *stacks) if lead else stacks[0]
+    placed: Tiled = jax.tree.map(jax.device_put, fields)
+    return placed.replace(engine=engine)  # type: ignore[attr-defined, no-any-return]
+
+
+def _lay_out_one(raw: np.ndarray, type_name: str) -> Tiled:
+    """One matrix in tiles, in aligned memory of the host."""
+    N, width = raw.shape
+    slab = next((rows for rows in _SLABS if rows >= N), _SLABS[-1])
+    slots, treedef = [], None
+    for at in range(0, N, slab):
+        rows = raw[at : at + slab]
+        if len(rows) < slab:
+            rows = np.concatenate([rows, np.zeros((slab - len(rows), width), np.uint8)])
+        pieces, treedef = jax.tree.flatten(_tile_program(rows, type_name))
+        if not slots:
+            tiles = -(-N // LANES)
+            slots = [_aligned((tiles, *piece.shape[1:]), piece.dtype) for piece in pieces]
+        for slot, piece in zip(slots, pieces, strict=True):
+            part = slot[at // LANES : (at + slab) // LANES]
+            part[:] = np.asarray(piece)[: len(part)]
+    assert treedef is not None
+    laid_out: Tiled = jax.tree.unflatten(treedef, slots)
+    return laid_out.replace(out_features=N)  # type: ignore[attr-defined, no-any-return]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _tile_program(rows: jax.Array, type_name: str) -> Tiled:
+    return tile(Packed(rows, type_name))
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Memory that a CPU device can take over without a copy."""
+    nbytes = int(np.prod(shape)) * dtype.itemsize
+    room = np.empty(nbytes + _BOUNDARY, np.uint8)
+    start = -room.ctypes.data % _BOUNDARY
+    return room[start : start + nbytes].view(dtype).reshape(shape)

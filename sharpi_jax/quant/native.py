@@ -1,0 +1,72 @@
+"""The C++ kernel's face: products by tiled weights as calls of XLA's foreign function interface (CPU).
+
+Its rows do not depend on how many there are, by construction: quant/kernel/products.h.
+"""
+
+import ctypes
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sharpi_jax.quant import build
+from sharpi_jax.quant.tiles import PLANES, Tiled
+
+
+@functools.cache
+def problem() -> str:
+    """Why there is no kernel here, in words that a sentence can end with; empty where there is one."""
+    try:
+        _target(build.paths_here()[0])
+    except (build.BuildError, OSError) as fault:
+        return str(fault)
+    return ""
+
+
+@functools.cache
+def _target(path: str) -> str:
+    """Loads one path of the kernel and tells XLA of it. Raises BuildError, or OSError where it cannot be loaded."""
+    name = f"sharpi_matmul_{path}"
+    call = ctypes.cdll.LoadLibrary(str(build.library(path))).sharpi_matmul
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(call), platform="cpu")
+    return name
+
+
+def matmul(
+    x: jax.Array, weight: Tiled, index: jax.Array | int = 0, *, int8: bool, path: str | None = None
+) -> jax.Array:
+    """x W^T.
+
+    Args:
+      x: [rows, K] float32.
+      weight: [N, K]; of a stack, the matrix at its index is read where it lies, without a copy.
+      int8: whether activations are taken as int8 in blocks of 32 with a float32 scale, as llama.cpp does.
+      path: one of build.PATHS that the processor can run; the best unless given.
+
+    Returns:
+      [rows, N] float32.
+    """
+    fmt = weight.block_format
+    offset = -min(fmt.table) if fmt.table else fmt.offset
+    rest = (weight.small, weight.m, weight.small_m)
+    call = jax.ffi.ffi_call(
+        _target(path or build.paths_here()[0]), jax.ShapeDtypeStruct((x.shape[0], weight.out_features), jnp.float32)
+    )
+    return call(
+        x,
+        jnp.zeros((), jnp.int32) if weight.index is None else weight.index,
+        *weight.planes,
+        weight.d,
+        *(field for field in rest if field is not None),
+        plane_bits=np.asarray(PLANES[fmt.bits], np.int32),
+        block_size=np.int32(fmt.block_size),
+        group=np.int32(fmt.group),
+        offset=np.int32(offset),
+        table=np.asarray(fmt.table, np.int32),
+        exponent=fmt.exponent,
+        has_small=weight.small is not None,
+        has_m=weight.m is not None,
+        has_small_m=weight.small_m is not None,
+        int8=int8,
+    )
