@@ -57,7 +57,7 @@ class Model:
       decoder: the compiled side, for callers who want batches, scripted drafters or the state itself.
     """
 
-    def __init__(self, read: checkpoint.Checkpoint, dtype: str, cache_dtype: str, act_quant: str):
+    def __init__(self, read: checkpoint.Checkpoint, dtype: str, cache_dtype: str, act_quant: str = "none"):
         self.path = read.file.path
         self.config = dataclasses.replace(read.config, dtype=dtype, cache_dtype=cache_dtype)
         self.tokenizer = read.tokenizer

@@ -11,7 +11,7 @@ from sharpi_jax.api import Model, load
 from sharpi_jax.decode.decoder import Decoder
 from sharpi_jax.decode.state import DecodeState
 from sharpi_jax.model.cache import DeltaState, KVCache
-from sharpi_jax.quant import Packed
+from sharpi_jax.quant import Packed, Tiled, Weight
 
 __all__ = ["DATA", "arrays", "fixture", "quantised", "reference"]  # and what stands below
 
@@ -83,7 +83,11 @@ def same_params(a, b) -> bool:
     return jax.tree.structure(a) == jax.tree.structure(b) and all(same_bits(*map(np.asarray, p)) for p in pairs)
 
 
-def packed_weights(params) -> list[Packed]:
-    """Every packed matrix of a model, shared ones once."""
-    leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Packed))
-    return list({id(x.blocks): x for x in leaves if isinstance(x, Packed)}.values())
+def packed_weights(params) -> list[Weight]:
+    """Every matrix of a model, shared ones once."""
+    leaves = jax.tree.leaves(params, is_leaf=is_weight)
+    return list({id(jax.tree.leaves(x)[0]): x for x in leaves if is_weight(x)}.values())
+
+
+def is_weight(x) -> bool:
+    return isinstance(x, Packed | Tiled)

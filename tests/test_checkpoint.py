@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 import gguf
+import jax
 import models
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from sharpi_jax.checkpoint.config import read_config
 from sharpi_jax.checkpoint.gguf_file import open_gguf
 from sharpi_jax.errors import CheckpointError
 from sharpi_jax.model.config import ModelConfig
-from sharpi_jax.quant import Packed, dequantise
+from sharpi_jax.quant import Packed, Tiled, dequantise
 
 TINY, TINY256, NO_MTP = "qwen35-tiny-f16", "qwen35-tiny256-q4_0", "qwen35-tiny-nomtp-f16"
 
@@ -341,7 +342,9 @@ def test_matrices_stay_packed_and_vectors_become_float32(rewritten):
     for field, name in ((params.embed, "token_embd"), (params.layers[0].ffn.up, "blk.0.ffn_up")):
         tensor = found[f"{name}.weight"]
         assert field.format == tensor.tensor_type.name
-        assert same_bits(np.asarray(field.blocks), np.asarray(tensor.data))
+        assert isinstance(field, Tiled)
+        assert same_bits(np.asarray(dequantise(field)), gguf.dequantize(tensor.data, tensor.tensor_type))
+        assert sum(x.nbytes for x in jax.tree.leaves(field)) < 1.1 * tensor.data.nbytes
 
 
 def test_tied_tables_are_one_array(rewritten):

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sharpi_jax import kernel
 from sharpi_jax.errors import CheckpointError
-from sharpi_jax.quant import native
 from sharpi_jax.quant.expand import can_expand, expand
 from sharpi_jax.quant.formats import FORMATS
 from sharpi_jax.quant.packed import Packed
@@ -15,12 +15,12 @@ from sharpi_jax.quant.tiles import LANES, Tiled, tile
 
 ENGINES = ("native", "xla")  # the C++ kernel (CPU), and what XLA compiles by itself
 _BOUNDARY = 64  # bytes
-_SLABS = (64, 256, 1024)  # rows that are laid out at a time: few shapes to compile, and little memory in between
+_SLAB = 1 << 18  # weights that are laid out at a time: a shape to compile per width, and little memory in between
 
 
 def default_engine() -> str:
     """The fastest engine that there is on the default device."""
-    return "native" if jax.default_backend() == "cpu" and not native.problem() else "xla"
+    return "native" if jax.default_backend() == "cpu" and not kernel.problem() else "xla"
 
 
 def pack(raw: np.ndarray, type_name: str, tensor: str, engine: str | None = None) -> Packed | Tiled:
@@ -61,22 +61,24 @@ def _lay_out(raw: np.ndarray, type_name: str, engine: str) -> Tiled:
 def _lay_out_one(raw: np.ndarray, type_name: str) -> Tiled:
     """One matrix in tiles, in aligned memory of the host."""
     N, width = raw.shape
-    slab = next((rows for rows in _SLABS if rows >= N), _SLABS[-1])
-    slots, treedef = [], None
+    fmt = FORMATS[type_name]
+    slab = max(_SLAB // (width // fmt.block_bytes * fmt.block_size) // LANES, 1) * LANES
+    whole: Tiled | None = None
     for at in range(0, N, slab):
         rows = raw[at : at + slab]
         if len(rows) < slab:
             rows = np.concatenate([rows, np.zeros((slab - len(rows), width), np.uint8)])
-        pieces, treedef = jax.tree.flatten(_tile_program(rows, type_name))
-        if not slots:
-            tiles = -(-N // LANES)
-            slots = [_aligned((tiles, *piece.shape[1:]), piece.dtype) for piece in pieces]
-        for slot, piece in zip(slots, pieces, strict=True):
-            part = slot[at // LANES : (at + slab) // LANES]
-            part[:] = np.asarray(piece)[: len(part)]
-    assert treedef is not None
-    laid_out: Tiled = jax.tree.unflatten(treedef, slots)
-    return laid_out.replace(out_features=N)  # type: ignore[attr-defined, no-any-return]
+        piece = _tile_program(rows, type_name)
+        if whole is None:
+            whole = jax.tree.map(lambda field: _aligned((-(-N // LANES), *field.shape[1:]), field.dtype), piece)
+        jax.tree.map(functools.partial(_put, at // LANES), whole, piece)
+    assert whole is not None
+    return whole.replace(out_features=N)  # type: ignore[attr-defined, no-any-return]
+
+
+def _put(at: int, whole: np.ndarray, piece: jax.Array) -> None:
+    part = whole[at : at + len(piece)]
+    part[:] = np.asarray(piece)[: len(part)]
 
 
 @functools.partial(jax.jit, static_argnums=1)

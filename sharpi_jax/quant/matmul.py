@@ -69,7 +69,7 @@ def _tied_to(x: jax.Array, weight: WeightT) -> WeightT:
     """
     first = x.reshape(-1)[0]
     flip = (first != first) & (first == first)
-    return jax.tree.map(lambda field: field if field.dtype == jnp.float32 else field ^ flip.astype(field.dtype), weight)
+    return jax.tree.map(lambda x: x if x.dtype == jnp.float32 else x ^ flip.astype(x.dtype), weight)  # type: ignore[no-any-return]
 
 
 def rows_dot(x: jax.Array, dense: jax.Array, dtype: str = "float32") -> jax.Array:

@@ -1,36 +1,14 @@
-"""The C++ kernel's face: products by tiled weights as calls of XLA's foreign function interface (CPU).
+"""Products by tiled weights as calls of the C++ kernel, through XLA's foreign function interface (CPU).
 
-Its rows do not depend on how many there are, by construction: quant/kernel/products.h.
+Its rows do not depend on how many there are, by construction: kernel/products.h.
 """
-
-import ctypes
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sharpi_jax.quant import build
+from sharpi_jax import kernel
 from sharpi_jax.quant.tiles import PLANES, Tiled
-
-
-@functools.cache
-def problem() -> str:
-    """Why there is no kernel here, in words that a sentence can end with; empty where there is one."""
-    try:
-        _target(build.paths_here()[0])
-    except (build.BuildError, OSError) as fault:
-        return str(fault)
-    return ""
-
-
-@functools.cache
-def _target(path: str) -> str:
-    """Loads one path of the kernel and tells XLA of it. Raises BuildError, or OSError where it cannot be loaded."""
-    name = f"sharpi_matmul_{path}"
-    call = ctypes.cdll.LoadLibrary(str(build.library(path))).sharpi_matmul
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(call), platform="cpu")
-    return name
 
 
 def matmul(
@@ -42,7 +20,7 @@ def matmul(
       x: [rows, K] float32.
       weight: [N, K]; of a stack, the matrix at its index is read where it lies, without a copy.
       int8: whether activations are taken as int8 in blocks of 32 with a float32 scale, as llama.cpp does.
-      path: one of build.PATHS that the processor can run; the best unless given.
+      path: one of kernel.PATHS that the processor can run; the best unless given.
 
     Returns:
       [rows, N] float32.
@@ -51,7 +29,7 @@ def matmul(
     offset = -min(fmt.table) if fmt.table else fmt.offset
     rest = (weight.small, weight.m, weight.small_m)
     call = jax.ffi.ffi_call(
-        _target(path or build.paths_here()[0]), jax.ShapeDtypeStruct((x.shape[0], weight.out_features), jnp.float32)
+        kernel.target("matmul", path), jax.ShapeDtypeStruct((x.shape[0], weight.out_features), jnp.float32)
     )
     return call(
         x,

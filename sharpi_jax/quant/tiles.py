@@ -121,17 +121,23 @@ def _lanes(field: jax.Array) -> jax.Array:
 def _words(codes: jax.Array, bits: int) -> jax.Array:
     """[..., K, 16] codes below 2^bits -> [..., K * bits / 32, 16] words."""
     *lead, K, lanes = codes.shape
-    shifts = (8 * jnp.arange(4) + bits * jnp.arange(8 // bits)[:, None]).astype(jnp.uint32)  # [p, b]
-    fields = codes.reshape(*lead, K * bits // 32, *shifts.shape, lanes).astype(jnp.uint32)
-    return jnp.sum(fields << shifts[..., None], axis=(-3, -2), dtype=jnp.uint32)
+    fields = codes.reshape(*lead, K * bits // 32, 32 // bits, lanes).astype(jnp.uint32)
+    return jnp.sum(fields << _shifts(bits).reshape(*(1,) * (len(lead) + 1), -1, 1), axis=-2, dtype=jnp.uint32)
 
 
 def _codes(fmt: BlockFormat, planes: tuple[jax.Array, ...]) -> jax.Array:
     """Planes [..., words] each -> uint8 codes [..., K]."""
-    codes, low = jnp.zeros((), jnp.uint8), 0
+    codes: jax.Array | None = None
+    low = 0
     for words, bits in zip(planes, PLANES[fmt.bits], strict=True):
-        shifts = (8 * jnp.arange(4) + bits * jnp.arange(8 // bits)[:, None]).reshape(-1).astype(jnp.uint32)
-        fields = (words[..., None] >> shifts) & ((1 << bits) - 1)
-        codes = codes | (fields.astype(jnp.uint8).reshape(*words.shape[:-1], -1) << low)
+        fields = (words[..., None] >> _shifts(bits).reshape(*(1,) * words.ndim, -1)) & ((1 << bits) - 1)
+        part = fields.astype(jnp.uint8).reshape(*words.shape[:-1], -1) << low
+        codes = part if codes is None else codes | part
         low += bits
+    assert codes is not None
     return codes
+
+
+def _shifts(bits: int) -> jax.Array:
+    """Where in a word its 32 / bits inputs lie, in their order."""
+    return (8 * jnp.arange(4)[None, :] + bits * jnp.arange(8 // bits)[:, None]).reshape(-1).astype(jnp.uint32)
