@@ -17,7 +17,7 @@ from sharpi_jax.decode.score import Scores, score
 from sharpi_jax.decode.stats import Statistics, StepRecord, Timing
 from sharpi_jax.errors import OptionError
 from sharpi_jax.evaluate import Perplexity, perplexities, text_windows
-from sharpi_jax.quant import ENGINES
+from sharpi_jax.quant import choose_engine
 
 DTYPES = ("float32", "bfloat16")
 ACT_QUANTS = ("none", "q8")
@@ -57,12 +57,19 @@ class Model:
       decoder: the compiled side, for callers who want batches, scripted drafters or the state itself.
     """
 
-    def __init__(self, read: checkpoint.Checkpoint, dtype: str, cache_dtype: str, act_quant: str = "none"):
+    def __init__(
+        self,
+        read: checkpoint.Checkpoint,
+        dtype: str,
+        cache_dtype: str,
+        act_quant: str = "none",
+        notes: tuple[str, ...] = (),
+    ):
         self.path = read.file.path
         self.config = dataclasses.replace(read.config, dtype=dtype, cache_dtype=cache_dtype)
         self.tokenizer = read.tokenizer
         self.chat_template = read.chat_template
-        self.notes = read.notes
+        self.notes = read.notes + notes
         fast = dataclasses.replace(self.config, dtype="int8") if act_quant == "q8" else self.config
         self.decoder = Decoder(read.params, fast)
         self._exact = Decoder(read.params, self.config)  # what is measured is never rounded for speed
@@ -172,7 +179,7 @@ def load(
     dtype: str = "float32",
     cache_dtype: str = "float32",
     act_quant: str = "none",
-    engine: str | None = None,
+    engine: str = "auto",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """Reads a GGUF file and puts its weights on the default device, packed as they are.
@@ -184,21 +191,21 @@ def load(
       dtype: type of the operands of matrix products, one of DTYPES. cache_dtype: of keys and values, of CACHE_DTYPES.
       act_quant: "q8" takes activations as int8 in blocks of 32 where they meet block formats in `generate`, as
         llama.cpp does everywhere; `score` and `perplexity` never do.
-      engine: what multiplies by block formats, one of quant.ENGINES: the C++ kernel (CPU) or what XLA compiles by
-        itself. None takes the fastest that there is.
+      engine: what multiplies by block formats, "native", a C++ kernel (CPU), or "xla", what XLA compiles by itself;
+        "auto" takes the fastest that there is.
       on_progress: called while loading, with the bytes that are on the device and the bytes in all.
 
     Raises:
       CheckpointError: a file cannot be used. OptionError: a type that is not offered.
     """
     given = {"dtype": (dtype, DTYPES), "cache_dtype": (cache_dtype, CACHE_DTYPES), "act_quant": (act_quant, ACT_QUANTS)}
-    given |= {"engine": (engine, ENGINES)} if engine is not None else {}
     for name, (value, known) in given.items():
         if value not in known:
             raise OptionError(f"{name} must be one of {', '.join(known)}, not {value!r}.")
     if act_quant == "q8" and dtype != "float32":
         raise OptionError(f"act_quant q8 works in float32 and int8; with it, dtype {dtype} cannot be chosen.")
-    return Model(checkpoint.read(path, mtp_model, on_progress, engine), dtype, cache_dtype, act_quant)
+    engine, notes = choose_engine(engine)
+    return Model(checkpoint.read(path, mtp_model, on_progress, engine), dtype, cache_dtype, act_quant, notes)
 
 
 class _Text:

@@ -133,7 +133,7 @@ import numpy as np
 from sharpi_jax import checkpoint, quant
 checkpoint.read(sys.argv[1])
 for columns in (256, 24576):
-    quant.pack(np.zeros((16, columns // 32 * 34), np.uint8), "Q8_0", "warm", quant.default_engine())
+    quant.pack(np.zeros((16, columns // 32 * 34), np.uint8), "Q8_0", "warm", quant.choose_engine()[0])
 before, mapped = memory("VmRSS"), memory("RssFile")
 read = checkpoint.read(sys.argv[2])
 print(json.dumps({"peak": memory("VmHWM") - before, "mapped": memory("RssFile") - mapped}))

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
+from blocks import BLOCKS, HALVES, from_gguf, random_raw
 from jax import lax
 from models import same_bits
 
@@ -17,23 +16,6 @@ from sharpi_jax.errors import CheckpointError
 from sharpi_jax.model.norms import l2_norm, rms_norm, row_sum
 from sharpi_jax.quant import FORMATS, Packed, pack
 
-BLOCKS = [name for name, fmt in FORMATS.items() if not fmt.is_plain]
-# Where a block's float16 fields begin: its scale, then the minimum's factor. A new format needs its line here.
-HALVES = {
-    "Q8_0": (0,),
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-    "IQ4_NL": (0,),
-    "IQ4_XS": (0,),
-    "MXFP4": (),  # its scale is a byte, the exponent
-}
 SCALED = [name for name in BLOCKS if HALVES[name]]
 SMALLEST_NORMAL = np.finfo(np.float32).tiny
 ROUNDING = 2.0**-24  # of float32, half an ulp of 1
@@ -41,11 +23,6 @@ ROUNDING = 2.0**-24  # of float32, half an ulp of 1
 dequantise = jax.jit(quant.dequantise)
 matmul = jax.jit(quant.matmul, static_argnums=2)
 take_rows = jax.jit(quant.take_rows)
-
-
-def from_gguf(raw, name):
-    with np.errstate(all="ignore"):  # infinite scales times zero, among random ones
-        return dequantize(raw, GGMLQuantizationType[name])
 
 
 def assert_bits(got, want):
@@ -65,22 +42,6 @@ def assert_bits(got, want):
     kept = got[subnormal].view(np.uint32) == want[subnormal].view(np.uint32)
     flushed = (got[subnormal] == 0) & (np.signbit(got[subnormal]) == np.signbit(want[subnormal]))
     assert (kept | flushed).all()
-
-
-def random_raw(name, rows, K, seed=0):
-    """Random bytes of a whole matrix [rows, bytes of K weights], scales of ordinary size."""
-    fmt, rng = FORMATS[name], np.random.default_rng(seed)
-    if fmt.is_plain:
-        weights = rng.standard_normal((rows, K), np.float32)
-        kind = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}[name]
-        return weights.astype(kind).view(np.uint8)
-    raw = rng.integers(0, 256, (rows, K // fmt.block_size, fmt.block_bytes), np.uint8)
-    for at in HALVES[name]:
-        scales = (rng.standard_normal(raw.shape[:2]) * 0.01).astype(np.float16)
-        raw[..., at : at + 2] = scales[..., None].view(np.uint8)
-    if name == "MXFP4":
-        raw[..., 0] = rng.integers(115, 125, raw.shape[:2])
-    return raw.reshape(rows, -1)
 
 
 def with_halves(name, blocks, *halves):

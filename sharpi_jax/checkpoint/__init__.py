@@ -52,7 +52,7 @@ def read(
       CheckpointError: a file cannot be used; one sentence says why.
     """
     from sharpi_jax.checkpoint.weights import read_weights
-    from sharpi_jax.quant import default_engine
+    from sharpi_jax.quant import choose_engine
 
     file = open_gguf(path)
     if is_head_alone(file):
@@ -63,5 +63,5 @@ def read(
     config, notes = read_config(file)
     tokenizer = Tokenizer.from_metadata(file.metadata)
     template = ChatTemplate.from_metadata(file.metadata)
-    params, weight_notes = read_weights(file, config, engine or default_engine(), on_progress)
+    params, weight_notes = read_weights(file, config, engine or choose_engine()[0], on_progress)
     return Checkpoint(file, config, params, tokenizer, template, head_notes + notes + weight_notes)

@@ -40,6 +40,7 @@ SECTIONS = (
             Flag("output_json", "write the figures to PATH, - for standard output", "PATH"),
             _MODEL_FLAGS["dtype"],
             _MODEL_FLAGS["cache_dtype"],
+            _MODEL_FLAGS["engine"],
         ),
     ),
     RUN_SECTIONS[-1],
@@ -80,7 +81,7 @@ def _measure(values: dict[str, Any]) -> None:
     from sharpi_jax import api  # here, not above: it imports JAX
 
     with loading_bar() as show:
-        types = {name: values[name] for name in ("dtype", "cache_dtype")}
+        types = {name: values[name] for name in ("dtype", "cache_dtype", "engine")}
         model = api.load(path, mtp_model=values["mtp_model"], on_progress=show, **types)
     for line in model.notes:
         note(line)
@@ -88,7 +89,7 @@ def _measure(values: dict[str, Any]) -> None:
     for line in _report(found, values["file"]):
         note(line) if document_path == "-" else print(line)
     if document_path is not None:
-        names = ("mtp_model", "file", "ctx_size", "dtype", "cache_dtype", "platform", "threads")
+        names = ("mtp_model", "file", "ctx_size", "dtype", "cache_dtype", "engine", "platform", "threads")
         options = {"model": path} | {name: values[name] for name in names}
         json_file.write(document_path, {**found.as_dict(), "options": options})
 

@@ -64,13 +64,7 @@ def main(argv: Sequence[str]) -> int:
     from sharpi_jax import api  # here, not above: it imports JAX
 
     with loading_bar() as show:
-        model = api.load(
-            flags.model,
-            mtp_model=flags.mtp_model,
-            dtype=flags.dtype,
-            cache_dtype=flags.cache_dtype,
-            on_progress=show,
-        )
+        model = api.load(flags.model, mtp_model=flags.mtp_model, on_progress=show, **flags.load)
     if flags.chat:
         chat.check(model, flags)
     if prompt is None:

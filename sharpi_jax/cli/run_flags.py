@@ -18,6 +18,7 @@ from sharpi_jax.cli.usage import UsageError
 from sharpi_jax.decode.options import MAX_DRAFT, SPEC_TYPES, DecodeOptions
 
 PLATFORMS = ("cpu", "gpu", "tpu")
+LOAD_FLAGS = ("dtype", "cache_dtype", "act_quant", "engine")  # of api.load
 PROMPT_FLAGS = ("prompt", "prompt_file", "prompt_ids")
 
 
@@ -93,6 +94,23 @@ SECTIONS = (
                 "TYPE",
                 Choice("float32", "float16", "bfloat16"),
                 "float32",
+            ),
+            Flag(
+                "act_quant",
+                "activations where they meet block formats: none keeps them in float32; q8 rounds them to int8 in "
+                "blocks of 32, as llama.cpp does, which is faster and changes the text a little, alike with and "
+                "without drafts (perplexity never does it)",
+                "TYPE",
+                Choice("none", "q8"),
+                "none",
+            ),
+            Flag(
+                "engine",
+                "what multiplies by block formats: native, a C++ kernel for this processor (CPU; compiled on first "
+                "use), or xla; auto takes the fastest that there is",
+                "NAME",
+                Choice("auto", "native", "xla"),
+                "auto",
             ),
             Flag("ctx_size", "positions for prompt and output together (-c); unset: what is needed", "N", Integer(1)),
         ),
@@ -179,7 +197,7 @@ class RunFlags:
 
     Attributes:
       model: a path; is_demo says that it is the embedded model's, since none was given. mtp_model: a path.
-      prompt, prompt_file, prompt_ids: at most one is set.
+      load: the LOAD_FLAGS. prompt, prompt_file, prompt_ids: at most one is set.
       options: what decoding needs; a spec_draft_p_min of 0 is already 1 here.
       p_min_unset: whether spec_draft_p_min was given as 0.
       trace: --trace_mtp or its variable.
@@ -188,8 +206,7 @@ class RunFlags:
     model: str
     is_demo: bool
     mtp_model: str | None
-    dtype: str
-    cache_dtype: str
+    load: dict[str, str]
     prompt: str | None
     prompt_file: str | None
     prompt_ids: tuple[int, ...] | None
@@ -238,10 +255,11 @@ def check_run(parsed: Parsed, environ: Mapping[str, str] = os.environ) -> RunFla
     _check_prompt(values)
     p_min = values["spec_draft_p_min"]
     return RunFlags(
-        **{name: values[name] for name in (*PROMPT_FLAGS, "dtype", "cache_dtype", "chat", "system_prompt", "thinking")},
+        **{name: values[name] for name in (*PROMPT_FLAGS, "chat", "system_prompt", "thinking")},
         **{name: values[name] for name in ("mtp_model", "output_json", "platform", "threads", "compile_cache")},
         model=values["model"] or str(DEMO_MODEL),
         is_demo=values["model"] is None,
+        load={name: values[name] for name in LOAD_FLAGS},
         stop=tuple(values["stop"] or ()),
         trace=values["trace_mtp"] or environ.get("SHARPI_TRACE_MTP") == "1",
         options=DecodeOptions(

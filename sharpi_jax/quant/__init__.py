@@ -4,7 +4,7 @@ WORKSPACE.md says how to add a block format; a faster kernel goes behind `matmul
 """
 
 from sharpi_jax.quant.formats import FORMATS, BlockFormat
-from sharpi_jax.quant.load import ENGINES, default_engine, pack
+from sharpi_jax.quant.load import ENGINES, choose_engine, pack
 from sharpi_jax.quant.matmul import Weight, dequantise, matmul, rows_dot, select_rows, take_matrix, take_rows
 from sharpi_jax.quant.packed import Packed
 from sharpi_jax.quant.tiles import Tiled
@@ -16,7 +16,7 @@ __all__ = [
     "Packed",
     "Tiled",
     "Weight",
-    "default_engine",
+    "choose_engine",
     "dequantise",
     "matmul",
     "pack",

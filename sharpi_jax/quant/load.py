@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sharpi_jax import kernel
-from sharpi_jax.errors import CheckpointError
+from sharpi_jax.errors import CheckpointError, OptionError
 from sharpi_jax.quant.expand import can_expand, expand
 from sharpi_jax.quant.formats import FORMATS
 from sharpi_jax.quant.packed import Packed
@@ -18,9 +18,26 @@ _BOUNDARY = 64  # bytes
 _SLAB = 1 << 18  # weights that are laid out at a time: a shape to compile per width, and little memory in between
 
 
-def default_engine() -> str:
-    """The fastest engine that there is on the default device."""
-    return "native" if jax.default_backend() == "cpu" and not kernel.problem() else "xla"
+def choose_engine(wanted: str = "auto") -> tuple[str, tuple[str, ...]]:
+    """The engine to use, and a note where it is not the fastest for want of a compiler.
+
+    Raises:
+      OptionError: the name is not known, or the engine cannot work here.
+    """
+    if wanted not in ("auto", *ENGINES):
+        raise OptionError(f"engine must be one of auto, {', '.join(ENGINES)}, not {wanted!r}.")
+    on_cpu = jax.default_backend() == "cpu"
+    if wanted == "native" and not on_cpu:
+        raise OptionError(f"engine native is for CPUs, and this runs on {jax.default_backend()}; use engine auto.")
+    if wanted == "xla" or not on_cpu:
+        return "xla", ()
+    problem = kernel.problem()
+    if not problem:
+        return "native", ()
+    fix = "install g++ or name a compiler in CXX"
+    if wanted == "native":
+        raise OptionError(f"engine native is not available: {problem}; {fix}, or use engine auto.")
+    return "xla", (f"the C++ kernel for CPUs is not available ({problem}): decoding is slower; {fix}.",)
 
 
 def pack(raw: np.ndarray, type_name: str, tensor: str, engine: str | None = None) -> Packed | Tiled:
