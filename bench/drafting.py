@@ -1,6 +1,7 @@
 """What drafting gains over plain decoding, on one file and prompt: sides alternated in one process, medians, ratios.
 
-    python bench/drafting.py [--model=FILE.gguf] [--prompt=TEXT] [--max_tokens=64] [--rounds=5] [--p_min=1]
+    python bench/drafting.py [--model=FILE.gguf] [--prompt=TEXT] [--max_tokens=64] [--rounds=5] [--p_min=1] \
+        [--draft_vocab=auto]
 
 Without a model it takes the demo model that ships with the package: small, but with a trained head.
 """
@@ -17,18 +18,21 @@ _PROMPT = flags.DEFINE_string("prompt", DEMO_PROMPT, "text to continue")
 _MAX_TOKENS = flags.DEFINE_integer("max_tokens", 64, "tokens per run")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "runs per side, after one to compile")
 _P_MIN = flags.DEFINE_float("p_min", 1.0, "acceptance threshold on the target's probability")
+_DRAFT_VOCAB = flags.DEFINE_string("draft_vocab", "auto", "tokens among which drafts are chosen: N, auto or full")
 DEPTHS = (0, 1, 2, 3, 5)
 
 
 def main(argv: list[str]) -> None:
     del argv
     model = sharpi_jax.load(_MODEL.value)
+    among = _DRAFT_VOCAB.value
     sides = {
         depth: sharpi_jax.DecodeOptions(
             max_tokens=_MAX_TOKENS.value,
             spec_type="none" if depth == 0 else "mtp",
             spec_draft_n_max=max(depth, 1),
             spec_draft_p_min=_P_MIN.value,
+            spec_draft_vocab=int(among) if among.isdigit() else among,
             ignore_eos=True,
         )
         for depth in DEPTHS
@@ -39,6 +43,7 @@ def main(argv: list[str]) -> None:
         for depth, run in last.items():
             speeds[depth].append(run.timing.decode_tokens_per_s)
     plain = statistics.median(speeds[0][1:])
+    print(f"drafts among {last[1].draft_vocab} of {model.config.vocab_size} tokens")
     print(f"{'K':>2} {'tokens/s':>9} {'ratio':>6} {'accepted':>9} {'tokens/step':>11}  ids of K = 0")
     for depth, run in last.items():
         speed = statistics.median(speeds[depth][1:])

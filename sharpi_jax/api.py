@@ -10,7 +10,7 @@ import numpy as np
 from sharpi_jax import checkpoint
 from sharpi_jax.assets import DEMO_MODEL
 from sharpi_jax.checkpoint.detokenizer import StreamingDetokenizer
-from sharpi_jax.decode.decoder import Decoder
+from sharpi_jax.decode.decoder import Decoder, Plan
 from sharpi_jax.decode.generate import stream
 from sharpi_jax.decode.options import DecodeOptions
 from sharpi_jax.decode.score import Scores, score
@@ -32,7 +32,7 @@ class Generation:
     Attributes:
       output_ids: what was emitted, never a stop token. text: its text, without a stop string and what follows it.
       finish_reason: "stop" (a stop token or stop string), "length" (max_tokens) or "context" (no room left).
-      drafting: whether the MTP head drafted.
+      drafting: whether the MTP head drafted; draft_vocab: among how many tokens, None without.
       steps: one record per step, only when traced.
       ctx_size: cache slots that were allocated.
     """
@@ -42,6 +42,7 @@ class Generation:
     text: str
     finish_reason: str
     drafting: bool
+    draft_vocab: int | None
     stats: Statistics
     timing: Timing
     steps: tuple[StepRecord, ...]
@@ -106,14 +107,15 @@ class Model:
         if any(not s for s in stop):
             raise OptionError("a stop string is empty; give at least one character.")
         prompt_ids = self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
-        plan = self.decoder.plan(prompt_ids, options)
+        common = options.draft_vocab(self.config.vocab_size)
+        plan = self.decoder.plan(prompt_ids, options, None if common is None else self.tokenizer.draft_ids(common))
         if on_start is not None:
             on_start()
         stepwise = trace or on_step is not None
         text = _Text(self.tokenizer, stop, on_text)
         steps: list[StepRecord] = []
         for progress in stream(self.decoder, plan, self.tokenizer.stop_ids, stepwise=stepwise):
-            if progress.record is not None and stepwise:
+            if progress.record is not None:
                 steps.append(progress.record)
                 if on_step is not None:
                     on_step(progress.record)
@@ -127,6 +129,7 @@ class Model:
             text=text.text,
             finish_reason="stop" if text.stopped else progress.finish_reason,
             drafting=plan.K > 0,
+            draft_vocab=self._draft_vocab(plan),
             stats=progress.stats,
             timing=progress.timing,
             steps=tuple(steps) if trace else (),
@@ -166,6 +169,11 @@ class Model:
             if on_progress is not None:
                 on_progress(found, len(windows))
         return found
+
+    def _draft_vocab(self, plan: Plan) -> int | None:
+        if plan.K == 0:
+            return None
+        return self.config.vocab_size if plan.shortlist is None else len(set(plan.shortlist.tolist()))
 
     def byte_size(self, token_id: int) -> int:
         """Bytes of text that a token stands for: none for a special one."""

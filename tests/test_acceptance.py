@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.numpy_decode import judge
 
-from sharpi_jax.decode.acceptance import accepted_prefix, greedy_p_min, token_probability
+from sharpi_jax.decode.acceptance import accepted_prefix, greedy_p_min
 from sharpi_jax.decode.decoder import make_controls
+from sharpi_jax.decode.target import target_of
 
 B, K, V = 4, 3, 16
 # XLA flushes subnormal numbers to 0, which means 1; make_controls keeps callers from such a threshold.
 P_MIN = st.floats(0, 1, width=32, allow_subnormal=False)
-RULE = jax.jit(greedy_p_min)
+RULE = jax.jit(lambda logits, drafts, p_min: greedy_p_min(target_of(logits), drafts, p_min))
 
 
 def judged(logits, drafts, p_min):
@@ -110,7 +111,7 @@ def test_a_nan_p_min_is_exact():
 
 def test_probabilities_are_max_shifted():
     logits = np.zeros((B, K, V), np.float32) + 1e4
-    found = token_probability(jnp.asarray(logits), jnp.zeros((B, K), jnp.int32))
+    found = target_of(jnp.asarray(logits)).probability(jnp.zeros((B, K), jnp.int32))
     np.testing.assert_allclose(np.asarray(found), 1 / V, rtol=1e-6)
 
 

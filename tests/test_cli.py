@@ -89,6 +89,7 @@ def test_greedy_run(base: list[str], spec: dict[str, Any], tmp_path: Path) -> No
     assert options["model"].endswith("qwen35-tiny-f32.gguf")
     assert (options["spec_type"], options["spec_draft_n_max"], options["spec_draft_p_min"]) == ("auto", 3, 1.0)
     assert options["drafting"] is True
+    assert (options["spec_draft_vocab"], options["draft_vocab"]) == ("auto", 512)
     assert options["ctx_size"] >= 42 + 63
     assert "MTP: drafting up to 3 tokens per step" in done.stderr
     assert "accepted: 38/74 (51.4%), 38 by argmax, 0 by p_min" in done.stderr

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +99,7 @@ class FakeModel:
     """A model whose replies are scripted: a text, or an exception to raise after the first piece."""
 
     has_mtp = True
+    config = SimpleNamespace(vocab_size=512)
     notes = ("a remark about the file",)
 
     def __init__(self, replies: list[Any]) -> None:
@@ -166,6 +168,13 @@ def test_conversation(data_dir: Path, capsys: CapSys, monkeypatch: pytest.Monkey
         ([], ["MTP: drafting up to 3 tokens per step"]),
         (["--spec_draft_n_max=1"], ["MTP: drafting up to 1 token per step"]),
         (["--spec_type=none", "--spec_draft_p_min=0.1"], ["MTP: off (--spec_type=none)"]),
+        (["--spec_draft_vocab=512"], ["MTP: drafting up to 3 tokens per step"]),
+        (["--spec_draft_vocab=9"], ["MTP: drafting up to 3 tokens per step, chosen among 9 of 512 and the prompt's"]),
+        (
+            ["--spec_draft_vocab=9", "--spec_draft_p_min=0.5"],
+            [..., ..., "--spec_draft_vocab=9 too can change the text: a lossy run depends on its drafts"],
+        ),
+        (["--spec_draft_vocab=9", "--spec_draft_p_min=0.6"], [..., ...]),
         (["--spec_draft_p_min=0"], [..., "--spec_draft_p_min=0 means not set: taken as 1, which is exact"]),
         (["--spec_draft_p_min=0.5"], [..., "--spec_draft_p_min=0.5 is lossy: the text may leave the greedy path"]),
         (

@@ -152,6 +152,17 @@ def test_draft_length_refused(text: str, message: str) -> None:
     assert message in refusal(f"--spec_draft_n_max={text}")
 
 
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "most", "", "AUTO"])
+def test_draft_vocabulary_refused(text: str) -> None:
+    assert "must be an integer of at least 1, auto or full" in refusal(f"--spec_draft_vocab={text}")
+
+
+@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("full", "full"), ("1", 1), ("99999999", 99999999)])
+def test_draft_vocabulary(text: str, value: int | str) -> None:
+    assert flags(f"--spec_draft_vocab={text}").options.spec_draft_vocab == value
+    assert flags().options.spec_draft_vocab == "auto"
+
+
 def test_draft_length_bounds() -> None:
     assert [flags(f"--spec_draft_n_max={n}").options.spec_draft_n_max for n in (1, 16)] == [1, 16]
 

@@ -7,6 +7,7 @@ the split patterns are exactly the named ones.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import pre_tokenizers
 from tokenizers.models import BPE
@@ -66,6 +67,7 @@ class ByteLevel:
         Raises:
             CheckpointError: the merges do not fit the tokens.
         """
+        self._size = len(vocabulary.tokens)
         pairs = []
         for merge in dict.fromkeys(merges):  # of two equal merges the first counts
             at = merge.find(" ", 1)  # from 1: the left part may itself begin with a space
@@ -86,6 +88,10 @@ class ByteLevel:
         """The ids of a text without special tokens. A byte for which the vocabulary has no token gives none."""
         ids: list[int] = self._engine.encode(text, add_special_tokens=False).ids
         return ids
+
+    def commonest(self, count: int) -> np.ndarray:
+        """The first `count` ids: a vocabulary lists the bytes and then what was merged, the most frequent first."""
+        return np.arange(min(count, self._size))
 
     def token_bytes(self, token: str) -> bytes:
         """The bytes that a normal token stands for."""

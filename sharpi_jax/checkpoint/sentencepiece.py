@@ -9,6 +9,8 @@ exist, since converters write them where a model has only a tokenizer.json.
 import heapq
 from collections.abc import Sequence
 
+import numpy as np
+
 from sharpi_jax.checkpoint.vocabulary import Vocabulary
 from sharpi_jax.errors import CheckpointError
 
@@ -29,6 +31,7 @@ class SentencePiece:
             CheckpointError: a byte has no token.
         """
         self._ids = vocabulary.ids
+        self._tokens = vocabulary.tokens
         self._scores = scores
         names = [f"<0x{byte:02X}>" for byte in range(256)]
         missing = next((name for name in names if name not in self._ids), None)
@@ -46,6 +49,14 @@ class SentencePiece:
             token_id = self._ids.get(part)
             ids += [token_id] if token_id is not None else [self._byte_ids[byte] for byte in part.encode()]
         return ids
+
+    def commonest(self, count: int) -> np.ndarray:
+        """The ids of `count` tokens: single characters, then the others by score, which is the order of merging.
+
+        Not the first ids: training lists the characters last, though " " and "e" are among the most frequent tokens.
+        """
+        merged = [len(text) > 1 for text in self._tokens]
+        return np.lexsort((-np.asarray(self._scores), np.asarray(merged)))[:count]
 
     def token_bytes(self, token: str) -> bytes:
         """The bytes that a normal token stands for."""

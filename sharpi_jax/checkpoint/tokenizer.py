@@ -7,7 +7,10 @@ spread over several tokens.
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, Protocol
+
+import numpy as np
 
 from sharpi_jax.checkpoint.byte_level import ByteLevel, check_pre
 from sharpi_jax.checkpoint.sentencepiece import SentencePiece
@@ -26,6 +29,10 @@ class Subwords(Protocol):
 
     def token_bytes(self, token: str) -> bytes:
         """The bytes that a normal token stands for."""
+        ...
+
+    def commonest(self, count: int) -> np.ndarray:
+        """The ids of the `count` tokens that training made first, hence the most frequent in its text."""
         ...
 
 
@@ -147,6 +154,14 @@ class Tokenizer:
                 pieces.append(piece.removeprefix(b" ") if strips and after_special and not special else piece)
             after_special = special
         return b"".join(pieces).decode("utf-8", errors="replace")
+
+    def draft_ids(self, count: int) -> np.ndarray:
+        """Ids, ascending: the `count` commonest as far as a vocabulary tells, and all special and user-defined ones."""
+        return np.union1d(self._subwords.commonest(count), self._spelled_out)
+
+    @cached_property
+    def _spelled_out(self) -> np.ndarray:
+        return np.flatnonzero(np.isin(self._vocabulary.types, _SPELLED_OUT))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; none for an unused slot or an id outside the vocabulary."""

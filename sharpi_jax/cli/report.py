@@ -23,7 +23,9 @@ def notices(flags: RunFlags, model: Model) -> list[str]:
     drafting = options.spec_type != "none" and model.has_mtp
     lines = list(model.notes)
     if drafting:
-        lines.append(f"MTP: drafting up to {count(options.spec_draft_n_max, 'token')} per step")
+        among = options.draft_vocab(model.config.vocab_size)
+        shortlist = f", chosen among {among} of {model.config.vocab_size} and the prompt's" if among else ""
+        lines.append(f"MTP: drafting up to {count(options.spec_draft_n_max, 'token')} per step{shortlist}")
     elif options.spec_type == "none":
         lines.append("MTP: off (--spec_type=none)")
     else:
@@ -33,6 +35,8 @@ def notices(flags: RunFlags, model: Model) -> list[str]:
         lines.append("--spec_draft_p_min=0 means not set: taken as 1, which is exact")
     elif drafting and p_min <= 0.5:
         lines.append(f"--spec_draft_p_min={p_min:g} is lossy: the text may leave the greedy path")
+        if among:
+            lines.append(f"--spec_draft_vocab={among} too can change the text: a lossy run depends on its drafts")
     elif drafting and p_min < 1:
         lines.append(f"--spec_draft_p_min={p_min:g} is the same as 1: two tokens cannot both exceed one half")
     return lines
@@ -96,6 +100,7 @@ def document(flags: RunFlags, generation: Generation) -> dict[str, Any]:
         **dataclasses.asdict(flags.options),
         "ctx_size": generation.ctx_size,
         "drafting": generation.drafting,
+        "draft_vocab": generation.draft_vocab,
         "stop": list(flags.stop),
         "chat": flags.chat,
         "system_prompt": flags.system_prompt,

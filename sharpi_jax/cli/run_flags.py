@@ -15,7 +15,7 @@ from absl import flags
 from sharpi_jax.assets import DEMO_MODEL
 from sharpi_jax.cli.flagset import Choice, Flag, Integer, Parsed, Section, parse
 from sharpi_jax.cli.usage import UsageError
-from sharpi_jax.decode.options import MAX_DRAFT, SPEC_TYPES, DecodeOptions
+from sharpi_jax.decode.options import AUTO_DRAFT_VOCAB, MAX_DRAFT, SPEC_TYPES, DecodeOptions
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 LOAD_FLAGS = ("dtype", "cache_dtype", "act_quant", "engine")  # of api.load
@@ -37,6 +37,21 @@ class DraftLength(flags.ArgumentParser[int]):
         if not 1 <= length <= MAX_DRAFT:
             raise ValueError(f"must be an integer from 1 to {MAX_DRAFT}, or auto")
         return length
+
+
+class DraftVocabulary(flags.ArgumentParser[int | str]):
+    """An integer of at least 1, or one of the words auto and full."""
+
+    def parse(self, argument: str) -> int | str:
+        if argument in ("auto", "full"):
+            return argument
+        try:
+            size = int(argument, 10)
+        except ValueError:
+            size = 0
+        if size < 1:
+            raise ValueError("must be an integer of at least 1, auto or full")
+        return size
 
 
 class Threshold(flags.ArgumentParser[float]):
@@ -173,6 +188,16 @@ SECTIONS = (
                 Threshold(),
                 "1",
             ),
+            Flag(
+                "spec_draft_vocab",
+                "tokens among which drafts are chosen: the N commonest, the special ones and the prompt's; full is "
+                f"all. auto is {AUTO_DRAFT_VOCAB} where the vocabulary is twice that or more and --spec_draft_p_min is "
+                "1, else full. With an exact threshold it never changes the text; full may pay where text is of tokens "
+                "with high ids, as in some languages",
+                "N",
+                DraftVocabulary(),
+                "auto",
+            ),
         ),
     ),
     Section(
@@ -267,6 +292,7 @@ def check_run(parsed: Parsed, environ: Mapping[str, str] = os.environ) -> RunFla
             spec_type=_spec_type(parsed, environ),
             spec_draft_n_max=values["spec_draft_n_max"],
             spec_draft_p_min=p_min or 1.0,
+            spec_draft_vocab=values["spec_draft_vocab"],
             ctx_size=values["ctx_size"],
             ignore_eos=values["ignore_eos"],
         ),

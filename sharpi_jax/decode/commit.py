@@ -35,7 +35,7 @@ def commit(
       mtp: the MTP cache after drafting.
     """
     active = state.active
-    accepted, next_token = _clamp_at_stop(drafts, passed, verified.logits, controls)
+    accepted, next_token = _clamp_at_stop(drafts, passed, verified.target.argmax, controls)
     emitted = jnp.where(active, accepted + 1, 0)
     length, budget = state.length + emitted, state.budget - emitted
     next_token = jnp.where(active, next_token, state.next_token)
@@ -64,15 +64,18 @@ def commit(
 
 
 def _clamp_at_stop(
-    drafts: jax.Array, passed: jax.Array, logits: jax.Array, controls: Controls
+    drafts: jax.Array, passed: jax.Array, choice: jax.Array, controls: Controls
 ) -> tuple[jax.Array, jax.Array]:
-    """Drafts to emit [B], and the certain token [B] after them: the first accepted stop token ends the prefix."""
+    """Drafts to emit [B], and the certain token [B] after them: the first accepted stop token ends the prefix.
+
+    choice: [B, K+1], the target's argmax at each position of the window.
+    """
     K = drafts.shape[1]
     offsets = jnp.arange(K, dtype=jnp.int32)[None, :]
     is_stop = jnp.any(drafts[:, :, None] == controls.stop_ids[None, None, :], axis=-1)
     first_stop = jnp.min(jnp.where(is_stop, offsets, K), axis=1, initial=K).astype(jnp.int32)
     accepted = jnp.minimum(passed, first_stop)
-    own = jnp.argmax(jnp.take_along_axis(logits, accepted[:, None, None], axis=1)[:, 0], axis=-1).astype(jnp.int32)
+    own = jnp.take_along_axis(choice, accepted[:, None], axis=1)[:, 0]
     padded = jnp.concatenate([drafts, own[:, None]], axis=1)  # index K is never a stop
     stopper = jnp.take_along_axis(padded, accepted[:, None], axis=1)[:, 0]
     return accepted, jnp.where(first_stop < passed, stopper, own)

@@ -13,6 +13,7 @@ from sharpi_jax.decode.loop import decode_loop
 from sharpi_jax.decode.options import DecodeOptions
 from sharpi_jax.decode.prefill import begin, chunk_plan, prefill_mtp, prefill_trunk
 from sharpi_jax.decode.programs import Programs
+from sharpi_jax.decode.shortlist import Shortlist, shortlist_ids
 from sharpi_jax.decode.state import NO_TOKEN, Controls, DecodeState
 from sharpi_jax.decode.step import Drafter
 from sharpi_jax.errors import OptionError
@@ -20,6 +21,7 @@ from sharpi_jax.model.cache import KVCache, TrunkCache, init_kv_cache, init_trun
 from sharpi_jax.model.config import ModelConfig
 from sharpi_jax.model.params import ModelParams
 from sharpi_jax.model.rope import RopeTable, rope_of
+from sharpi_jax.quant import select_rows
 
 MIN_SLOTS = 128
 
@@ -43,12 +45,17 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A run that was checked: prompt and options, the K they come to, and the cache slots it takes."""
+    """A run that was checked: prompt and options, the K they come to, and the cache slots it takes.
+
+    Attributes:
+      shortlist: [n], the tokens among which it drafts, as `shortlist_ids` has them; None for all.
+    """
 
     prompt: tuple[int, ...]
     options: DecodeOptions
     K: int
     slots: int
+    shortlist: np.ndarray | None
 
 
 @dataclasses.dataclass
@@ -59,8 +66,11 @@ class Decoder:
     cfg: ModelConfig
     programs: Programs = dataclasses.field(default_factory=Programs)
 
-    def plan(self, prompt: Sequence[int], options: DecodeOptions) -> Plan:
+    def plan(self, prompt: Sequence[int], options: DecodeOptions, common: np.ndarray | None = None) -> Plan:
         """Checks one run, before anything is compiled.
+
+        Args:
+          common: the tokens among which it drafts, beside those of the prompt; None for all.
 
         Raises:
           OptionError: drafting is insisted on and the model has no head; the prompt is empty, does not fit, or holds an
@@ -71,7 +81,16 @@ class Decoder:
         K = 0 if options.spec_type == "none" or not self.cfg.has_mtp else options.spec_draft_n_max
         slots = self.slots(len(prompt), options.max_tokens, options.ctx_size)
         self.rows_of([prompt], slots)
-        return Plan(tuple(map(int, prompt)), options, K, slots)
+        ids = shortlist_ids(common, [prompt], self.cfg.vocab_size) if K > 0 and common is not None else None
+        return Plan(tuple(map(int, prompt)), options, K, slots, ids)
+
+    def drafter(self, shortlist: np.ndarray | None = None) -> MtpDrafter:
+        """The MTP head over the tokens of a plan's shortlist, whose rows are gathered here."""
+        if shortlist is None:
+            return MtpDrafter()
+        assert self.params.mtp is not None
+        head = self.programs.run(select_rows, self.params.mtp.head, shortlist)
+        return MtpDrafter(Shortlist(head, jnp.asarray(shortlist)))
 
     def slots(self, prompt_tokens: int, max_tokens: int, ctx_size: int | None = None) -> int:
         """S: the context asked for, or prompt + max_tokens rounded up to a power of two and capped by the model's.
@@ -143,8 +162,13 @@ class Decoder:
         return tokens, np.asarray([len(p) for p in prompts], np.int32)
 
 
-def make_controls(p_min: Sequence[float], stop_ids: Sequence[int], *, ignore_eos: bool = False) -> Controls:
-    """Controls for rows of the given p_min. With `ignore_eos` the stop ids do not stop and cannot be chosen."""
+def make_controls(
+    p_min: Sequence[float], stop_ids: Sequence[int], *, ignore_eos: bool = False, traced: bool = True
+) -> Controls:
+    """Controls for rows of the given p_min. With `ignore_eos` the stop ids do not stop and cannot be chosen.
+
+    Where nobody reads the last step's probabilities, `traced` may be false.
+    """
     # A float32 program flushes smaller numbers to 0, which means "not set".
     smallest = float(np.finfo(np.float32).tiny)
     p_min = [max(p, smallest) if p > 0 else p for p in p_min]
@@ -155,6 +179,7 @@ def make_controls(p_min: Sequence[float], stop_ids: Sequence[int], *, ignore_eos
         p_min=jnp.asarray(np.asarray(p_min, np.float32)),
         stop_ids=jnp.asarray(none if ignore_eos else ids),
         suppress_ids=jnp.asarray(ids if ignore_eos else none),
+        traced=jnp.asarray(traced),
     )
 
 

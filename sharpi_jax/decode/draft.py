@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
+from sharpi_jax.decode.shortlist import Shortlist
 from sharpi_jax.decode.state import DecodeState
+from sharpi_jax.decode.target import argmax
 from sharpi_jax.model.cache import KVCache
 from sharpi_jax.model.config import ModelConfig
 from sharpi_jax.model.mtp import mtp_block
@@ -20,16 +22,22 @@ from sharpi_jax.model.window import window_at
 
 @struct.dataclass
 class MtpDrafter:
-    """The file's own MTP head."""
+    """The file's own MTP head, over the whole vocabulary or a shortlist of it."""
+
+    shortlist: Shortlist | None = None
 
     def __call__(
         self, params: ModelParams, cfg: ModelConfig, state: DecodeState, K: int
     ) -> tuple[jax.Array, KVCache | None]:
-        return draft_step(params, cfg, state, K)
+        return draft_step(params, cfg, state, K, self.shortlist)
 
 
-def draft_step(params: ModelParams, cfg: ModelConfig, state: DecodeState, K: int) -> tuple[jax.Array, KVCache]:
-    """K drafts [B, K] int32 for the positions after `next_token`, always the block's argmax, and its cache.
+def draft_step(
+    params: ModelParams, cfg: ModelConfig, state: DecodeState, K: int, shortlist: Shortlist | None = None
+) -> tuple[jax.Array, KVCache]:
+    """K drafts [B, K] int32 for the positions after `next_token`, and the block's cache.
+
+    A draft is always the block's argmax, of all tokens or of the shortlist's.
 
     The first pass covers the positions of the drafts that the last step emitted, whose keys and values it rebuilds from
     the *trunk's* hiddens, and that of next_token; its output there gives the first draft. Deeper drafts chain on the
@@ -39,24 +47,24 @@ def draft_step(params: ModelParams, cfg: ModelConfig, state: DecodeState, K: int
     assert p is not None
     assert state.mtp is not None
     rope = state.trunk.rope
+
+    def choose(hidden: jax.Array) -> jax.Array:
+        return argmax(head(p.head, cfg, hidden)) if shortlist is None else shortlist.choose(cfg, hidden)
+
     start = state.length - state.accepted
     window = window_at(start, jnp.where(state.active, state.accepted + 1, 0), K + 1, row_exact=True)
     tokens = jnp.take_along_axis(state.tokens, jnp.minimum(window.positions, state.slots - 1), axis=1)
     tokens = jnp.where(window.positions == state.length[:, None], state.next_token[:, None], tokens)
     hidden, cache = mtp_block(p, cfg, tokens, state.window_hidden, state.mtp, window, rope)
     hidden = jnp.take_along_axis(hidden, state.accepted[:, None, None], axis=1)
-    first = _argmax_token(head(p.head, cfg, hidden))
+    first = choose(hidden)
 
     def deeper(carry: tuple[jax.Array, jax.Array, KVCache], depth: jax.Array):  # type: ignore[no-untyped-def]
         token, hidden, cache = carry
         window = window_at(state.length + depth, state.active.astype(jnp.int32), 1, row_exact=True)
         hidden, cache = mtp_block(p, cfg, token, hidden, cache, window, rope)
-        token = _argmax_token(head(p.head, cfg, hidden))
+        token = choose(hidden)
         return (token, hidden, cache), token[:, 0]
 
     (_, _, cache), rest = lax.scan(deeper, (first, hidden, cache), jnp.arange(1, K, dtype=jnp.int32))
     return jnp.concatenate([first, rest.T], axis=1), cache
-
-
-def _argmax_token(logits: jax.Array) -> jax.Array:
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)

@@ -21,7 +21,7 @@ class Progress:
 
     Attributes:
       new_ids: tokens emitted by this slice. finish_reason: "" while the row runs.
-      record: what the slice's last step did; None when it made no step.
+      record: what the step did, when `stepwise`; None otherwise, and before the first.
     """
 
     new_ids: tuple[int, ...]
@@ -38,8 +38,9 @@ def stream(decoder: Decoder, plan: Plan, stop_ids: Sequence[int], *, stepwise: b
     what the trace is made of; otherwise slices grow until each takes about SLICE_S.
     """
     options = plan.options
-    controls = make_controls([options.spec_draft_p_min], stop_ids, ignore_eos=options.ignore_eos)
+    controls = make_controls([options.spec_draft_p_min], stop_ids, ignore_eos=options.ignore_eos, traced=stepwise)
     clock = _Clock(decoder.programs)
+    drafter = decoder.drafter(plan.shortlist)
     state = decoder.prefill([plan.prompt], [options.max_tokens], plan.slots, controls, K=plan.K)
     jax.block_until_ready(state)
     timing = Timing(prefill_tokens=len(plan.prompt), prefill_s=clock.run_s(), compile_s=clock.compile_s())
@@ -49,7 +50,7 @@ def stream(decoder: Decoder, plan: Plan, stop_ids: Sequence[int], *, stepwise: b
     while not progress.finish_reason:
         out = timing.decode_tokens
         clock = _Clock(decoder.programs)
-        state = jax.block_until_ready(decoder.advance(state, controls, out + slice_tokens))
+        state = jax.block_until_ready(decoder.advance(state, controls, out + slice_tokens, drafter))
         run_s = clock.run_s()
         timing = dataclasses.replace(
             timing,
@@ -57,7 +58,7 @@ def stream(decoder: Decoder, plan: Plan, stop_ids: Sequence[int], *, stepwise: b
             decode_s=timing.decode_s + run_s,
             compile_s=timing.compile_s + clock.compile_s(),
         )
-        progress = _progress(state, out, timing, stepped=True)
+        progress = _progress(state, out, timing, stepped=stepwise)
         yield progress
         if not stepwise and run_s < SLICE_S / 2:
             slice_tokens *= 2

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from sharpi_jax.decode.state import Controls, DecodeState, finish_code, init_counters, init_last_step, suppress
+from sharpi_jax.decode.target import argmax
 from sharpi_jax.model.cache import KVCache, TrunkCache
 from sharpi_jax.model.config import ModelConfig
 from sharpi_jax.model.mtp import mtp_block
@@ -98,7 +99,7 @@ def begin(
     """
     B, S = tokens.shape
     logits = suppress(head(params.head, cfg, last), controls)
-    next_token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    next_token = argmax(logits)
     return DecodeState(
         tokens=tokens,
         prompt_length=length,

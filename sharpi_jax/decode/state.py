@@ -27,11 +27,18 @@ class Controls:
       p_min: [B] float32, acceptance threshold on the target's probability; values <= 0 mean 1.
       stop_ids: [M] int32, tokens that end a row. suppress_ids: [M] int32, tokens whose logits are masked to -inf.
         Unused places of both hold NO_TOKEN.
+      traced: bool scalar, whether probabilities of drafts are asked for where no p_min needs them.
     """
 
     p_min: jax.Array
     stop_ids: jax.Array
     suppress_ids: jax.Array
+    traced: jax.Array
+
+    @property
+    def wants_probabilities(self) -> jax.Array:
+        """Bool scalar: without them a step saves a pass of exp over its logits, and LastStep has NaN."""
+        return self.traced | jnp.any((self.p_min > 0) & (self.p_min < 1))
 
 
 NO_TOKEN = 2**31 - 1

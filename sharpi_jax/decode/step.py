@@ -35,7 +35,7 @@ def decode_step(
     with jax.named_scope("verify"):
         verified = verify_step(params, cfg, state, drafts, proposed, controls)
     with jax.named_scope("accept"):
-        judgement = greedy_p_min(verified.logits[:, :K], drafts, controls.p_min)
+        judgement = greedy_p_min(verified.target, drafts, controls.p_min)
         passed = accepted_prefix(judgement.accept, proposed)
     with jax.named_scope("commit"):
         return commit(cfg, state, drafts, proposed, passed, judgement, verified, mtp, controls)

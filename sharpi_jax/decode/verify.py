@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from sharpi_jax.decode.state import Controls, DecodeState, suppress
+from sharpi_jax.decode.target import Target, target_of
 from sharpi_jax.model.cache import TrunkCache
 from sharpi_jax.model.config import ModelConfig
 from sharpi_jax.model.params import ModelParams
@@ -18,9 +19,13 @@ MIN_WINDOW = 2
 
 @struct.dataclass
 class Verified:
-    """logits [B, K+1, V], hidden [B, K+1, D], and the trunk's states along the window, for commit to choose from."""
+    """What the window gave: for commit to choose from.
 
-    logits: jax.Array
+    Attributes:
+      target: at its K+1 positions. hidden: [B, K+1, D]. trunk: the states along it.
+    """
+
+    target: Target
     hidden: jax.Array
     trunk: TrunkCache
 
@@ -43,5 +48,6 @@ def verify_step(
     tokens = jnp.pad(tokens, ((0, 0), (0, width - (K + 1))))
     window = window_at(state.length, jnp.where(state.active, proposed + 1, 0), width, row_exact=True)
     hidden, cache = trunk(params, cfg, tokens, state.trunk, window)
+    hidden = hidden[:, : K + 1]
     logits = suppress(head(params.head, cfg, hidden), controls)
-    return Verified(logits[:, : K + 1], hidden[:, : K + 1], cache)
+    return Verified(target_of(logits, with_sum=controls.wants_probabilities), hidden, cache)
