@@ -1,4 +1,4 @@
-"""The facade that joins checkpoint and decode: `load` a file, then `Model.generate`, `.score` and `.perplexity`."""
+"""The facade that joins checkpoint and decode: `load`, then `Model.generate`, `.score`, `.perplexity` and `.speed`."""
 
 import bisect
 import dataclasses
@@ -12,11 +12,11 @@ from sharpi_jax.assets import DEMO_MODEL
 from sharpi_jax.checkpoint.detokenizer import StreamingDetokenizer
 from sharpi_jax.decode.decoder import Decoder, Plan
 from sharpi_jax.decode.generate import stream
-from sharpi_jax.decode.options import DecodeOptions
+from sharpi_jax.decode.options import MAX_DRAFT, DecodeOptions
 from sharpi_jax.decode.score import Scores, score
 from sharpi_jax.decode.stats import Statistics, StepRecord, Timing
 from sharpi_jax.errors import OptionError
-from sharpi_jax.evaluate import Perplexity, perplexities, text_windows
+from sharpi_jax.evaluate import Perplexity, Speed, measure_speed, perplexities, text_windows
 from sharpi_jax.quant import choose_engine
 
 DTYPES = ("float32", "bfloat16")
@@ -107,8 +107,7 @@ class Model:
         if any(not s for s in stop):
             raise OptionError("a stop string is empty; give at least one character.")
         prompt_ids = self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
-        common = options.draft_vocab(self.config.vocab_size)
-        plan = self.decoder.plan(prompt_ids, options, None if common is None else self.tokenizer.draft_ids(common))
+        plan = self.decoder.plan(prompt_ids, options, self._common(options))
         if on_start is not None:
             on_start()
         stepwise = trace or on_step is not None
@@ -169,6 +168,53 @@ class Model:
             if on_progress is not None:
                 on_progress(found, len(windows))
         return found
+
+    def speed(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = 64,
+        depth: int = 4,
+        rounds: int = 5,
+        threads: int = 1,
+        ctx_size: int | None = None,
+        spec_draft_vocab: int | str = "auto",
+        on_round: Callable[[int, int], None] | None = None,
+    ) -> Speed:
+        """How fast the model continues a prompt with 0 to `depth` drafts a step, and what the parts of a step cost.
+
+        Args:
+          spec_draft_vocab: as in DecodeOptions.
+          threads: the processor's, for the measurement of its memory.
+          on_round: called before each round and after the last, with rounds done and rounds in all.
+
+        Raises:
+          OptionError: the prompt cannot be used, or a number is too small.
+        """
+        for name, value in (("max_tokens", max_tokens), ("rounds", rounds), ("threads", threads)):
+            if value < 1:
+                raise OptionError(f"{name} must be at least 1, not {value}.")
+        if not 0 <= depth <= MAX_DRAFT:
+            raise OptionError(f"depth must be 0 to {MAX_DRAFT}, not {depth}.")
+        ids = self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+        options = DecodeOptions(max_tokens, spec_draft_vocab=spec_draft_vocab, ctx_size=ctx_size)
+        return measure_speed(
+            self.decoder,
+            ids,
+            self.tokenizer.stop_ids,
+            max_tokens=max_tokens,
+            depth=depth,
+            rounds=rounds,
+            threads=threads,
+            ctx_size=ctx_size,
+            common=self._common(options),
+            on_round=on_round,
+        )
+
+    def _common(self, options: DecodeOptions) -> np.ndarray | None:
+        """The tokens among which to draft, beside those of the prompt; None for all."""
+        common = options.draft_vocab(self.config.vocab_size)
+        return None if common is None else self.tokenizer.draft_ids(common)
 
     def _draft_vocab(self, plan: Plan) -> int | None:
         if plan.K == 0:

@@ -292,7 +292,7 @@ def test_there_are_configs() -> None:
     [
         (["--model=", "--prompt=x"], "flag --model needs a path; without the flag the embedded demo model runs."),
         (["--spec_draft_p_min=nan", "--model=x"], "flag --spec_draft_p_min=nan: must be a number from 0 to 1."),
-        (["decode"], "unknown subcommand 'decode'; the subcommands are run, inspect, perplexity."),
+        (["decode"], "unknown subcommand 'decode'; the subcommands are run, inspect, perplexity, bench."),
         (["x.gguf"], "did you mean --model=x.gguf?"),
         (["run", "x.gguf"], "unexpected argument 'x.gguf'; did you mean --model=x.gguf?"),
         (["inspect"], "inspect takes one file, not 0"),

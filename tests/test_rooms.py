@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 # Types and small host-side modules that the command line shares with the library; none of them decodes.
-CLI_MAY_USE = {"decode.options", "decode.stats", "evaluate.perplexity"}
+CLI_MAY_USE = {"decode.options", "decode.stats", "evaluate.perplexity", "evaluate.speed"}
 CLI_MAY_USE |= {"checkpoint", "checkpoint.describe", "checkpoint.gguf_file"}
 
 

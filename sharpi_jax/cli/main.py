@@ -32,10 +32,17 @@ def _perplexity(argv: Sequence[str]) -> int:
     return perplexity.main(argv)
 
 
+def _bench(argv: Sequence[str]) -> int:
+    from sharpi_jax.cli import bench
+
+    return bench.main(argv)
+
+
 SUBCOMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "inspect": _inspect,
     "perplexity": _perplexity,
+    "bench": _bench,
 }
 
 

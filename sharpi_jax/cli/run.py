@@ -31,6 +31,7 @@ usage: sharpi-jax                              the embedded demo model, with MTP
        sharpi-jax [run] --model=FILE.gguf --prompt=TEXT [flags]
        sharpi-jax inspect FILE.gguf [--tensors] [--metadata]
        sharpi-jax perplexity --model=FILE.gguf --file=TEXT [flags]
+       sharpi-jax bench --model=FILE.gguf [flags]
 
 examples:
   sharpi-jax --model=model.gguf --prompt="Once upon a time" --spec_draft_n_max=3    greedy, exact

@@ -265,6 +265,18 @@ def check_paths(values: dict[str, Any]) -> None:
         raise UsageError("flag --output_json needs a path, or - for standard output.")
 
 
+def check_text(name: str, value: str | None) -> None:
+    """Refuses what was typed for a flag where it is no text.
+
+    Raises:
+      UsageError: bytes of argv that are not UTF-8.
+    """
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"flag --{name} is not valid UTF-8.") from None
+
+
 def check_run(parsed: Parsed, environ: Mapping[str, str] = os.environ) -> RunFlags:
     """The combinations: each refusal is one sentence that names the flags.
 
@@ -314,10 +326,7 @@ def _check_prompt(values: Mapping[str, Any]) -> None:
     if values["prompt_ids"] is not None and values["chat"]:
         raise UsageError("--prompt_ids needs --raw: a chat template renders text, not token ids.")
     for name in ("prompt", "system_prompt"):
-        try:
-            (values[name] or "").encode()
-        except UnicodeEncodeError:  # bytes of argv that were no text
-            raise UsageError(f"flag --{name} is not valid UTF-8.") from None
+        check_text(name, values[name])
 
 
 def _spec_type(parsed: Parsed, environ: Mapping[str, str]) -> str:
@@ -330,7 +339,7 @@ def _spec_type(parsed: Parsed, environ: Mapping[str, str]) -> str:
 
 
 def _unexpected(argument: str, model: str | None) -> str:
-    if argument in ("run", "inspect", "perplexity"):
+    if argument in ("run", "inspect", "perplexity", "bench"):
         return f"the subcommand {argument} must come first."
     if not model and argument.endswith(".gguf"):
         return f"unexpected argument {argument!r}; did you mean --model={argument}?"

@@ -14,7 +14,7 @@ from flax import struct
 from sharpi_jax.decode.target import argmax
 from sharpi_jax.model.config import ModelConfig
 from sharpi_jax.model.trunk import head
-from sharpi_jax.quant import Packed
+from sharpi_jax.quant import Weight
 
 BUCKET = 2048  # lengths are multiples of it, so that prompts of different lengths share one program
 
