@@ -13,8 +13,8 @@ from sharpi_jax.cli.flagset import Flag, Integer, Section, parse, render
 from sharpi_jax.cli.progress import loading_bar
 from sharpi_jax.cli.prompt import read_text
 from sharpi_jax.cli.run import check_model
-from sharpi_jax.cli.run_flags import SECTIONS as RUN_SECTIONS
 from sharpi_jax.cli.run_flags import LOAD_FLAGS, check_paths, check_text
+from sharpi_jax.cli.run_flags import SECTIONS as RUN_SECTIONS
 from sharpi_jax.cli.terminal import note, printable
 from sharpi_jax.cli.usage import UsageError
 from sharpi_jax.decode.options import MAX_DRAFT
