@@ -20,52 +20,60 @@ struct Activations {
   int rows, inputs;
 };
 
+constexpr int kRowsAtOnce = 64;  // that meet all tiles of a piece before the next rows do: both stay in the cache
+
 void store(float* y, int64_t columns, int64_t tile, int64_t row, F32 sum) {
   const int64_t begin = tile * kLanes, lanes = std::min<int64_t>(kLanes, columns - begin);
   std::memcpy(y + row * columns + begin, &sum, lanes * sizeof(float));
 }
 
 template <typename Fmt>
-void float_tile(const Weight& w, const Activations& x, int64_t columns, int64_t tile, float* y) {
+void float_tile(const Weight& w, const Activations& x, int first, int last, int64_t columns, int64_t tile, float* y) {
   const Unpacked<Fmt> unpacked{{w, tile}, float_offset(w)};
   auto run = [&](const auto& source) {
-    by_rows<4>(x.rows, [&](int row, auto rows) {
+    by_rows<4>(first, last, [&](int row, auto rows) {
       F32 sums[rows.value];
       multiply_float<rows.value>(source, x.x + int64_t(row) * x.inputs, x.inputs, sums);
       for (int r = 0; r < rows.value; ++r) store(y, columns, tile, row + r, sums[r]);
     });
   };
-  if (x.rows <= 4) return run(unpacked);
+  if (last - first <= 4) return run(unpacked);
   static thread_local std::vector<F32> dense;  // of one tile: it stays in the second cache
   dense.resize(x.inputs);
   unpacked.each(x.inputs, [&](int k, const F32* w) { std::copy_n(w, 4, &dense[k]); });
   run(Dense{dense.data()});
 }
 
+// Where a row's first group lies.
+inline int64_t place(int64_t row, int64_t groups) { return row / kTogether * groups * kTogether + row % kTogether; }
+
 template <typename Fmt>
-void int8_tile(const Weight& w, const Activations8<Fmt::kGroup>* x, int rows, int64_t columns, int64_t tile, float* y) {
-  by_rows<8>(rows, [&](int row, auto n) {
+void int8_tile(const Weight& w, const Activations8<Fmt::kGroup>* x, int first, int last, int64_t columns, int64_t tile,
+               float* y) {
+  by_rows<kTogether>(first, last, [&](int row, auto n) {
     F32 sums[n.value];
-    multiply_int8<Fmt, n.value>(w, tile, x + row, rows, sums);
+    multiply_int8<Fmt, n.value>(w, tile, x + place(row, w.inputs / Fmt::kGroup), sums);
     for (int r = 0; r < n.value; ++r) store(y, columns, tile, row + r, sums[r]);
   });
 }
 
 // One row of activations in blocks of 32: scale = largest magnitude / 127, nearest whole number, ties to even.
 template <int kGroup>
-void quantise_row(const float* x, int inputs, int64_t all_rows, Activations8<kGroup>* out) {
+void quantise_row(const float* x, int inputs, Activations8<kGroup>* out) {
   for (int at = 0; at < inputs; at += kBlock) {
-    const F32 v[2] = {load<F32>(x + at), load<F32>(x + at + kLanes)};
-    float most = 0;
-    for (int i = 0; i < kBlock; ++i) most = std::max(most, std::fabs(v[i / kLanes][i % kLanes]));
-    const float scale = most / 127, inverse = most > 0 ? 127 / most : 0;
-    int8_t q[kBlock];
-    for (int i = 0; i < 2; ++i) {
-      const F32 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to whole numbers
-      const I32 rounded = __builtin_convertvector((v[i] * splat(inverse) + magic) - magic, I32);
-      for (int j = 0; j < kLanes; ++j) q[i * kLanes + j] = int8_t(rounded[j]);
+    F32 most = {};
+    for (int i = 0; i < kBlock; i += kLanes) {
+      const F32 v = load<F32>(x + at + i);
+      most = v > most ? v : most;
+      most = -v > most ? -v : most;
     }
-    for (int i = 0; i < kBlock; i += kGroup, out += all_rows) {
+    float largest = 0;
+    for (int i = 0; i < kLanes; ++i) largest = std::max(largest, most[i]);
+    const float scale = largest / 127, inverse = largest > 0 ? 127 / largest : 0;
+    int8_t q[kBlock];
+    // Adding 1.5 * 2^23 rounds to whole numbers.
+    for (int i = 0; i < kBlock; ++i) q[i] = int8_t((x[at + i] * inverse + 12582912.0f) - 12582912.0f);
+    for (int i = 0; i < kBlock; i += kGroup, out += kTogether) {
       std::memcpy(out->x, q + i, kGroup);
       out->sum = std::accumulate(q + i, q + i + kGroup, 0);
       out->scale = scale;
@@ -77,11 +85,12 @@ void quantise_row(const float* x, int inputs, int64_t all_rows, Activations8<kGr
 template <int kGroup>
 const Activations8<kGroup>* quantise(ffi::ThreadPool& pool, const Activations& a) {
   static thread_local std::vector<Activations8<kGroup>> out;
-  out.resize(size_t(a.rows) * a.inputs / kGroup);
+  const int64_t groups_of_a_row = a.inputs / kGroup;
+  out.resize((a.rows + kTogether - 1) / kTogether * kTogether * groups_of_a_row);
   auto* groups = out.data();
   const int64_t piece = std::max<int64_t>(1, 65536 / a.inputs);  // fewer are not worth another thread
   parallel_for(pool, a.rows, piece, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) quantise_row(a.x + r * a.inputs, a.inputs, a.rows, groups + r);
+    for (int64_t r = begin; r < end; ++r) quantise_row(a.x + r * a.inputs, a.inputs, groups + place(r, groups_of_a_row));
   });
   return groups;
 }
@@ -93,8 +102,12 @@ void multiply(ffi::ThreadPool& pool, const Weight& w, const Activations& x, int6
   const int64_t piece = std::max<int64_t>(1, std::min(tiles / (4 * pool.num_threads()), (int64_t{1} << 19) / bytes));
   const auto* quantised = int8 ? quantise<Fmt::kGroup>(pool, x) : nullptr;
   parallel_for(pool, tiles, piece, [&](int64_t begin, int64_t end) {
-    for (int64_t tile = begin; tile < end; ++tile) {
-      int8 ? int8_tile<Fmt>(w, quantised, x.rows, columns, tile, y) : float_tile<Fmt>(w, x, columns, tile, y);
+    for (int first = 0; first < x.rows; first += kRowsAtOnce) {
+      const int last = std::min(x.rows, first + kRowsAtOnce);
+      for (int64_t tile = begin; tile < end; ++tile) {
+        int8 ? int8_tile<Fmt>(w, quantised, first, last, columns, tile, y)
+             : float_tile<Fmt>(w, x, first, last, columns, tile, y);
+      }
     }
   });
 }

@@ -9,8 +9,10 @@ namespace sharpi {
 constexpr int kBlock = 32;  // inputs that share an activation scale
 constexpr int kSums = 4;    // float32 sums in turn hide the latency of each
 
-// One row's activations of one group: int8 with a float32 scale, and their sums. Groups lie one after the other, each
-// for all rows, so that the rows of a group are neighbours: [inputs / kGroup, rows].
+constexpr int kTogether = 8;  // rows that lie and go together
+
+// One row's activations of one group: int8 with a float32 scale, and their sums. Eight rows lie together, a group of all
+// eight after the other, so that what a product reads is one stream: [rows / 8, inputs / kGroup, 8].
 template <int kGroup>
 struct Activations8 {
   int8_t x[kGroup];
@@ -19,14 +21,12 @@ struct Activations8 {
   float scaled_sum;
 };
 
-// out[r] = tile . x[r], r < kRows: in whole numbers within a group, then in float32, groups in order. `all_rows` is the
-// distance between groups of x.
+// out[r] = tile . x[r], r < kRows: in whole numbers within a group, then in float32, groups in order.
 template <typename Fmt, int kRows>
-inline void multiply_int8(const Weight& w, int64_t tile, const Activations8<Fmt::kGroup>* x, int64_t all_rows,
-                          F32* out) {
+inline void multiply_int8(const Weight& w, int64_t tile, const Activations8<Fmt::kGroup>* x, F32* out) {
   const Tile<Fmt> t(w, tile);
   F32 acc[kRows] = {};
-  for (int g = 0; g < w.inputs / Fmt::kGroup; ++g, x += all_rows) {
+  for (int g = 0; g < w.inputs / Fmt::kGroup; ++g, x += kTogether) {
     U32 quads[Fmt::kQuads];
     t.quads(g, quads);
     const F32 scale = t.scale(g), minus_minimum = Fmt::kMinimum ? -t.minimum(g) : F32{};
@@ -96,14 +96,11 @@ struct Constant {
   static constexpr auto value = kValue;
 };
 
-// body(row, number of rows as a constant) over all rows, in pieces of at most kMost, 8 or 4.
+// body(row, number of rows as a constant) from row `first` to before `last`, in pieces of at most kMost.
 template <int kMost, typename Body>
-inline void by_rows(int rows, Body body) {
-  int row = 0;
-  for (; row + kMost <= rows; row += kMost) body(row, Constant<kMost>());
-  if (row + 4 <= rows) body(row, Constant<4>()), row += 4;
-  if (row + 2 <= rows) body(row, Constant<2>()), row += 2;
-  if (row < rows) body(row, Constant<1>());
+inline void by_rows(int first, int last, Body body) {
+  for (; first + kMost <= last; first += kMost) body(first, Constant<kMost>());
+  if constexpr (kMost > 1) by_rows<kMost / 2>(first, last, body);
 }
 
 }  // namespace sharpi
