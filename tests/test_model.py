@@ -16,7 +16,7 @@ from sharpi_jax.decode import prefill
 from sharpi_jax.decode.decoder import Decoder
 from sharpi_jax.decode.score import Scores, score
 from sharpi_jax.model.cache import DeltaState, DeltaWindow, TrunkCache, init_kv_cache
-from sharpi_jax.model.delta import conv_state_after
+from sharpi_jax.model.delta import state_after
 from sharpi_jax.model.mtp import mtp_block
 from sharpi_jax.model.params import DeltaParams
 from sharpi_jax.model.rope import rope_table
@@ -198,7 +198,7 @@ def committed(cache, after, count):
         if not isinstance(new, DeltaWindow):
             return new
         assert isinstance(old, DeltaState)
-        return DeltaState(conv_state_after(new.conv, jnp.full(1, count), 4), new.recurrent[count - 1])
+        return state_after(old, new, jnp.full(1, count), 4)
 
     return TrunkCache(tuple(map(roll, cache.layers, after.layers)), cache.rope)
 

@@ -17,7 +17,7 @@ from sharpi_jax.model import delta, feed_forward, norms, rope, trunk
 from sharpi_jax.model.attention import attention
 from sharpi_jax.model.cache import DeltaState, DeltaWindow, KVCache, init_delta_state, init_kv_cache
 from sharpi_jax.model.delta import delta_net
-from sharpi_jax.model.delta_rule import CHUNK, chunked_delta_rule, recurrent_delta_rule
+from sharpi_jax.model.delta_rule import CHUNK, chunked_delta_rule, recurrent_delta_rule, replay
 from sharpi_jax.model.mtp import mtp_block
 from sharpi_jax.model.window import window_at
 
@@ -132,17 +132,44 @@ def delta_inputs(B, T, H, E, decay="weak", seed=0):
 
 
 @pytest.mark.parametrize("decay", DECAYS)
-@pytest.mark.parametrize(("T", "E"), [(2, 16), (7, 16), (32, 16), (32, 64)])
+@pytest.mark.parametrize(("T", "E"), [(1, 16), (2, 16), (7, 16), (17, 64)])
 def test_recurrent_delta_rule_and_every_state_on_the_way(T, E, decay):
-    *arrays, state = delta_inputs(2, T, 4, E, decay)
-    outputs, states = jax.jit(recurrent_delta_rule)(*arrays, state)
-    assert states.shape == (T, 2, 4, E, E)
+    q, k, v, g, beta, state = delta_inputs(2, T, 4, E, decay)
+    factor = np.exp(g)
+    outputs, written = jax.jit(recurrent_delta_rule)(q, k, v, factor, beta, state)
+    states = [jax.jit(replay)(state, k, written, factor, jnp.full(2, n)) for n in range(T + 1)]
+    assert same_bits(np.asarray(states[0]), state)
     for row in range(2):
         S = state[row].astype(np.float64)
         for t in range(T):
-            o, S = nm.delta_rule(*(a[row, t : t + 1].astype(np.float64) for a in arrays), S)
+            o, S = nm.delta_rule(*(a[row, t : t + 1].astype(np.float64) for a in (q, k, v, g, beta)), S)
             assert_close(outputs[row, t], o[0], 1e-6)
-            assert_close(states[t, row], S, 1e-6)
+            assert_close(states[t + 1][row], S, 1e-6)
+
+
+def test_the_window_that_a_position_stands_in_leaves_no_trace():
+    """Windows of every width, and rows that keep unequal counts, have the bits of one position at a time."""
+    T, B = 9, 3
+    q, k, v, g, beta, state = delta_inputs(B, T, 4, 32)
+    decay = np.exp(g)
+    rule, redo = jax.jit(recurrent_delta_rule), jax.jit(replay)
+    states, outputs = [state], []
+    for t in range(T):
+        now = slice(t, t + 1)
+        o, d = rule(q[:, now], k[:, now], v[:, now], decay[:, now], beta[:, now], states[-1])
+        states.append(np.asarray(redo(states[-1], k[:, now], d, decay[:, now], jnp.ones(B, jnp.int32))))
+        outputs.append(np.asarray(o))
+    for width in (2, 4, T):
+        o, d = rule(*(a[:, :width] for a in (q, k, v, decay, beta)), state)
+        assert same_bits(np.asarray(o), np.concatenate(outputs[:width], axis=1))
+        for counts in ((0, 1, width), (width, width - 1, 2)):
+            after = np.asarray(redo(state, k[:, :width], d, decay[:, :width], jnp.asarray(counts)))
+            for row, count in enumerate(counts):
+                assert same_bits(after[row], states[count][row])
+                alone = redo(
+                    *(a[row : row + 1] for a in (state, k[:, :width], d, decay[:, :width])), jnp.full(1, count)
+                )
+                assert same_bits(np.asarray(alone[0]), states[count][row])
 
 
 def silenced(g, beta, counts):
@@ -159,13 +186,26 @@ def test_chunked_delta_rule_is_the_recurrent_one(T, decay):
     q, k, v, g, beta, state = delta_inputs(len(counts), T, 4, 16, decay)
     valid, quiet_g, quiet_beta = silenced(g, beta, counts)
     outputs, final = (np.asarray(a) for a in jax.jit(chunked_delta_rule)(q, k, v, g, beta, valid, state))
-    want, states = (np.asarray(a) for a in jax.jit(recurrent_delta_rule)(q, k, v, quiet_g, quiet_beta, state))
-    assert_close(np.where(valid[..., None, None], outputs, 0), np.where(valid[..., None, None], want, 0), 1e-5)
     for row, count in enumerate(counts):
-        if count:
-            assert_close(final[row], states[count - 1, row], 1e-5)
-        else:
-            assert same_bits(final[row], state[row])
+        given = (a[row].astype(np.float64) for a in (q, k, v, quiet_g, quiet_beta, state))
+        want, after = nm.delta_rule(*given)
+        assert_close(np.where(valid[row, :, None, None], outputs[row] - want, 0).astype(np.float32), 0 * want, 1e-5)
+        assert_close(final[row], after, 1e-5)
+        assert count or same_bits(final[row], state[row])
+
+
+def step_by_step(q, k, v, g, beta, state):
+    """The rule as its paper writes it, a position after the other, for gradients."""
+
+    def step(S, x):
+        q_t, k_t, v_t, g_t, beta_t = x
+        S = jnp.exp(g_t)[..., None, None] * S
+        d = beta_t[..., None] * (v_t - jnp.einsum("bhe,bhef->bhf", k_t, S))
+        S = S + jnp.einsum("bhe,bhf->bhef", k_t, d)
+        return S, jnp.einsum("bhe,bhef->bhf", q_t, S)
+
+    final, outputs = jax.lax.scan(step, state, [jnp.moveaxis(a, 1, 0) for a in (q, k, v, g, beta)])
+    return jnp.moveaxis(outputs, 0, 1), final
 
 
 @pytest.mark.parametrize("decay", DECAYS)
@@ -181,8 +221,7 @@ def test_chunked_delta_rule_has_the_gradient_of_the_recurrent_one(decay):
         if form == "chunked":
             outputs, final = chunked_delta_rule(q, k, v, g, beta, jnp.asarray(valid), state)
         else:
-            outputs, states = recurrent_delta_rule(q, k, v, jnp.where(mask, g, 0), jnp.where(mask, beta, 0), state)
-            final = states[-1]
+            outputs, final = step_by_step(q, k, v, jnp.where(mask, g, 0), jnp.where(mask, beta, 0), state)
         return jnp.sum(jnp.where(mask[..., None], outputs * probe, 0)) + jnp.sum(final * probe_state)
 
     gradient = jax.jit(jax.grad(loss, range(1, 7)), static_argnums=0)
@@ -268,7 +307,7 @@ def test_mtp_block():
     cache = init_kv_cache(cfg, 1, T)
     out, cache = run_mtp_block(params.mtp, cfg, tokens[None], hidden[None], cache, from_start(1, T), table)
     assert_close(out[0], act["mtp_shared_head_norm"], 1e-5)
-    assert_close(cache.v[0], act["mtp_Vcur-4"], 1e-5)
+    assert_close(cache.v[0, :T], act["mtp_Vcur-4"], 1e-5)
     assert_close(norms.rms_norm(hidden, params.mtp.hidden_norm, cfg.norm_eps), act["mtp_hnorm-4"], 1e-5)
 
 
@@ -331,8 +370,9 @@ def test_delta_net_window_keeps_the_state_after_every_position():
         for n in range(1, WIDTH + 1):
             want, after = reference_mix(1, new[row, :n], states[row])
             assert_close(out[row, :n], want, 1e-5)
-            assert_close(window.recurrent[n - 1, row], after["S"], 1e-5)
-            assert_close(delta.conv_state_after(window.conv, jnp.full(2, n), 4)[row], after["conv"], 1e-5)
+            kept = delta.state_after(state, window, jnp.full(2, n), 4)
+            assert_close(kept.recurrent[row], after["S"], 1e-5)
+            assert_close(kept.conv[row], after["conv"], 1e-5)
 
 
 # --- the cache's type -------------------------------------------------------------------------------------------------
@@ -349,5 +389,6 @@ def test_a_narrow_cache_stores_its_type_and_moves_the_logits_a_little(cache_dtyp
     for got, name in ((found.logits, "logits"), (found.mtp_logits, "mtp_logits")):
         assert 1e-4 < np.abs(got - arrays[name]).max() <= tolerance
     chunk = next(decoder.chunks(*decoder.rows_of([tokens], 128), drafting=True))
-    assert chunk.trunk.layers[ATTENTION_LAYER].k.dtype == chunk.mtp.v.dtype == cache_dtype
+    stored = {"bfloat16": "uint16"}.get(cache_dtype, cache_dtype)
+    assert chunk.trunk.layers[ATTENTION_LAYER].k.dtype == chunk.mtp.v.dtype == stored
     assert chunk.trunk.layers[0].recurrent.dtype == jnp.float32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ SECTIONS = (
             Flag("ctx_size", "tokens per window, of which the second half is scored (-c)", "N", Integer(1), "512"),
             Flag("output_json", "write the figures to PATH, - for standard output", "PATH"),
             _MODEL_FLAGS["dtype"],
-            _MODEL_FLAGS["cache_dtype"],
+            dataclasses.replace(_MODEL_FLAGS["cache_dtype"], default="float32"),
             _MODEL_FLAGS["engine"],
         ),
     ),

@@ -108,7 +108,7 @@ SECTIONS = (
                 "keys and values in the cache: float32, float16 or bfloat16",
                 "TYPE",
                 Choice("float32", "float16", "bfloat16"),
-                "float32",
+                "float16",
             ),
             Flag(
                 "act_quant",

@@ -1,8 +1,8 @@
 """Commit: emit the certain token and the accepted drafts, and roll every state to the last of them.
 
 What must not be got wrong: the caches end up bit for bit as if the emitted tokens had been decoded one at a time. The
-attention caches roll back by length; a recurrent layer keeps the one of its per-position states that stands after the
-last emitted token.
+attention caches roll back by length; a recurrent layer's state is taken from before the window through the emitted
+tokens once more, by what each of them wrote.
 """
 
 import jax
@@ -13,7 +13,7 @@ from sharpi_jax.decode.state import Controls, Counters, DecodeState, LastStep, f
 from sharpi_jax.decode.verify import Verified
 from sharpi_jax.model.cache import DeltaState, DeltaWindow, KVCache, LayerState, TrunkCache
 from sharpi_jax.model.config import ModelConfig
-from sharpi_jax.model.delta import conv_state_after
+from sharpi_jax.model.delta import state_after
 
 
 def commit(
@@ -97,13 +97,7 @@ def _roll_trunk(cfg: ModelConfig, before: TrunkCache, after: TrunkCache, emitted
         if not isinstance(new, DeltaWindow):
             return new
         assert isinstance(old, DeltaState)
-        chosen = jnp.take_along_axis(
-            new.recurrent, jnp.maximum(emitted - 1, 0)[None, :, None, None, None], axis=0
-        ).squeeze(0)
-        return DeltaState(
-            conv=conv_state_after(new.conv, emitted, cfg.conv_taps),
-            recurrent=jnp.where((emitted > 0)[:, None, None, None], chosen, old.recurrent),
-        )
+        return state_after(old, new, emitted, cfg.conv_taps)
 
     return TrunkCache(tuple(map(roll, before.layers, after.layers)), before.rope)
 

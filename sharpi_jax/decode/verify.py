@@ -46,7 +46,8 @@ def verify_step(
     width = max(K + 1, MIN_WINDOW)
     tokens = jnp.concatenate([state.next_token[:, None], drafts], axis=1)
     tokens = jnp.pad(tokens, ((0, 0), (0, width - (K + 1))))
-    window = window_at(state.length, jnp.where(state.active, proposed + 1, 0), width, row_exact=True)
+    count = jnp.where(state.active, proposed + 1, 0)
+    window = window_at(state.length, count, width, row_exact=True, used=K + 1)
     hidden, cache = trunk(params, cfg, tokens, state.trunk, window)
     hidden = hidden[:, : K + 1]
     logits = suppress(head(params.head, cfg, hidden), controls)

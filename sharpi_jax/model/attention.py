@@ -1,15 +1,16 @@
 """Full attention with a per-row cache; with an output gate in Qwen3.5, plain in the other architectures.
 
-What must not be got wrong: a query's bits must depend neither on how many queries the window has nor on how many rows
-the batch has. One einsum does (XLA chooses its kernels by size), so decode windows go one query at a time; prompts,
-whose shape is the same with and without drafting, take the single einsum.
+What must not be got wrong: a query's bits must depend neither on how many queries the window has, nor on how many rows
+the batch has, nor on how many slots the cache has. XLA chooses its kernels by size, so in decode windows every dot is
+of GROUP queries and one block of BLOCK slots, whatever T, B and S, and blocks stand at fixed places. The caches are
+only ever sliced by block: a slice by row, or a map over rows, would copy them whole at every step.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sharpi_jax.model.cache import KVCache
+from sharpi_jax.model.cache import BLOCK, KVCache, from_stored, to_stored
 from sharpi_jax.model.config import ModelConfig
 from sharpi_jax.model.norms import rms_norm, row_sum
 from sharpi_jax.model.params import AttentionParams
@@ -17,7 +18,9 @@ from sharpi_jax.model.rope import RopeTable, rotate
 from sharpi_jax.model.window import Window
 from sharpi_jax.quant import Weight, matmul
 
+GROUP = 2  # queries of a decode window that share a dot
 _PRECISION = lax.Precision.HIGHEST
+_Softmax = tuple[jax.Array, jax.Array, jax.Array]  # highest score, sum of weights [N, R, 1]; weighted values [N, R, E]
 
 
 def attention(
@@ -35,8 +38,7 @@ def attention(
     cache = _write(cache, k, v, window)
 
     q = q.reshape(B, T, cfg.key_heads, cfg.heads // cfg.key_heads, cfg.head_dim) * cfg.head_dim**-0.5
-    mixed = (_attend_one_by_one if window.row_exact else _attend)(q, window.positions, cache)
-    mixed = mixed.reshape(B, T, -1)
+    mixed = _attend(q, window, cache).reshape(B, T, -1)
     if gate is not None:
         mixed = mixed * jax.nn.sigmoid(gate.reshape(B, T, -1))
     return matmul(mixed, p.out, cfg.dtype), cache
@@ -52,33 +54,70 @@ def _write(cache: KVCache, k: jax.Array, v: jax.Array, window: Window) -> KVCach
     slots = jnp.where(window.valid, window.positions, cache.k.shape[1])
     rows = jnp.arange(k.shape[0])[:, None]
     return KVCache(
-        cache.k.at[rows, slots].set(k.astype(cache.k.dtype), mode="drop"),
-        cache.v.at[rows, slots].set(v.astype(cache.v.dtype), mode="drop"),
+        cache.k.at[rows, slots].set(to_stored(k, cache.k.dtype), mode="drop"),
+        cache.v.at[rows, slots].set(to_stored(v, cache.v.dtype), mode="drop"),
     )
 
 
-def _attend_one_by_one(q: jax.Array, positions: jax.Array, cache: KVCache) -> jax.Array:
-    """As `_attend`, a row after the other and in it a query after the other: bits depend on neither B nor T."""
+def _attend(q: jax.Array, window: Window, cache: KVCache) -> jax.Array:
+    """Causal grouped attention: q [B, T, N, G, E], already scaled -> [B, T, N, G, E].
+
+    Of each row only the blocks of slots up to its last valid position are read, each once for all queries.
+    """
+    B, T, N, G, E = q.shape
+    size = GROUP if window.row_exact else T
+    pad = -T % size
+    queries = jnp.pad(q, ((0, 0), (0, pad), (0, 0), (0, 0), (0, 0))).reshape(B, -1, size, N, G, E)
+    queries = jnp.moveaxis(queries, 3, 2).reshape(B, -1, N, size * G, E)
+    positions = jnp.pad(window.positions, ((0, 0), (0, pad)))
+    positions = jnp.repeat(positions, G, axis=1).reshape(B, -1, 1, size * G, 1)
+    last = jnp.max(jnp.where(window.valid, window.positions, 0), axis=1)
+    blocks = jnp.minimum(last // BLOCK + 1, cache.k.shape[1] // BLOCK)
 
     def one_row(row: tuple[jax.Array, ...]) -> jax.Array:
-        q_row, positions_row, k, v = row
+        index, count, q_row, positions_row = row
+        groups = [(q_row[i], positions_row[i]) for i in range(q_row.shape[0])]
 
-        def one_query(query: tuple[jax.Array, jax.Array]) -> jax.Array:
-            q_one, position = query
-            return _attend(q_one[None, None], position[None, None], KVCache(k[None], v[None]))[0, 0]
+        def one_block(block: jax.Array, softmaxes: list[_Softmax]) -> list[_Softmax]:
+            k, v = _read(cache.k, index, block), _read(cache.v, index, block)
+            return [_add_block(s, *group, k, v, block) for s, group in zip(softmaxes, groups, strict=True)]
 
-        out: jax.Array = lax.map(one_query, (q_row, positions_row))
-        return out
+        empty = [_empty(q_group) for q_group, _ in groups]
+        done = lax.fori_loop(0, count, one_block, empty)
+        return jnp.stack([mixed / total for _, total, mixed in done])
 
-    mixed: jax.Array = lax.map(one_row, (q, positions, cache.k, cache.v))
-    return mixed
+    mixed: jax.Array = lax.map(one_row, (jnp.arange(B), blocks, queries, positions))
+    mixed = jnp.moveaxis(mixed.reshape(B, -1, N, size, G, E), 2, 3)
+    return mixed.reshape(B, T + pad, N, G, E)[:, :T]
 
 
-def _attend(q: jax.Array, positions: jax.Array, cache: KVCache) -> jax.Array:
-    """Causal grouped attention over the cache: q [B, T, N, G, E], positions [B, T] -> [B, T, N, G, E]."""
-    k, v = cache.k.astype(jnp.float32), cache.v.astype(jnp.float32)
-    scores = jnp.einsum("btnge,bsne->btngs", q, k, precision=_PRECISION)
-    visible = jnp.arange(k.shape[1])[None, None, :] <= positions[:, :, None]
-    scores = jnp.where(visible[:, :, None, None, :], scores, -jnp.inf)
-    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-    return jnp.einsum("btngs,bsne->btnge", weights, v, precision=_PRECISION) / row_sum(weights)
+def _read(cache: jax.Array, row: jax.Array, block: jax.Array) -> jax.Array:
+    """Slots of one block of one row, [N, BLOCK, E] float32."""
+    _, _, N, E = cache.shape
+    piece = lax.dynamic_slice(cache, (row, block * BLOCK, 0, 0), (1, BLOCK, N, E))[0]
+    return jnp.moveaxis(from_stored(piece), 1, 0)
+
+
+def _empty(q: jax.Array) -> _Softmax:
+    column = jnp.zeros((*q.shape[:-1], 1), jnp.float32)
+    return column - jnp.inf, column, jnp.zeros_like(q)
+
+
+def _add_block(
+    softmax: _Softmax, q: jax.Array, positions: jax.Array, k: jax.Array, v: jax.Array, block: jax.Array
+) -> _Softmax:
+    """Goes on with queries [N, R, E] at positions [1, R, 1] over one more block's keys and values [N, BLOCK, E]."""
+    highest, total, mixed = softmax
+    slots = block * BLOCK + jnp.arange(BLOCK)[None, None, :]
+    scores = jnp.einsum("nre,nse->nrs", q, k, precision=_PRECISION)
+    scores = jnp.where(slots <= positions, scores, -jnp.inf)
+    new_highest = jnp.maximum(highest, jnp.max(scores, axis=-1, keepdims=True))
+    weights, shrink = jnp.exp(scores - new_highest), jnp.exp(highest - new_highest)
+    new = (
+        new_highest,
+        total * shrink + row_sum(weights),
+        mixed * shrink + jnp.einsum("nrs,nse->nre", weights, v, precision=_PRECISION),
+    )
+    # A block past a query's own position leaves it as it is: other queries of the window may need that block.
+    seen = block * BLOCK <= positions
+    return tuple(jnp.where(seen, a, b) for a, b in zip(new, softmax, strict=True))  # type: ignore[return-value]

@@ -3,14 +3,21 @@
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 
 from sharpi_jax.model.config import ModelConfig
 from sharpi_jax.model.rope import RopeTable
+
+BLOCK = 64  # slots that attention reads at a time
+_STORED = {"bfloat16": "uint16"}
 
 
 @struct.dataclass
 class KVCache:
     """Keys (rotated) and values of an attention layer by position: [B, S, N, E] each, of cfg.cache_dtype.
+
+    bfloat16 is kept as its bits in uint16: XLA's CPU compiler would convert a bfloat16 cache to float32 and back,
+    whole, at every write. S is rounded up to whole blocks of BLOCK slots.
 
     Slots at or past a row's length may hold leftovers of rejected drafts: attention never looks past its own position,
     and each slot is written before it is first looked at. So rolling back is just a shorter length.
@@ -35,15 +42,18 @@ class DeltaState:
 
 @struct.dataclass
 class DeltaWindow:
-    """A Gated DeltaNet layer's states all along a verify window, of which commit keeps one.
+    """What a decode window of T positions did to a Gated DeltaNet layer's state, for commit to redo as far as it keeps.
 
     Attributes:
       conv: [B, J-1+T, C], the inputs of the convolution: rows n to n+J-2 are the conv state after n tokens.
-      recurrent: [T, B, H, E, E], entry n - 1 is the recurrent state after n tokens.
+      k, written: [B, T, H, E], each position's key and what it wrote there (d in delta_rule.py).
+      decay: [B, T, H].
     """
 
     conv: jax.Array
-    recurrent: jax.Array
+    k: jax.Array
+    written: jax.Array
+    decay: jax.Array
 
 
 LayerState = KVCache | DeltaState | DeltaWindow
@@ -58,9 +68,20 @@ class TrunkCache:
 
 
 def init_kv_cache(cfg: ModelConfig, rows: int, slots: int) -> KVCache:
-    """An empty cache of B rows and S slots."""
-    shape = (rows, slots, cfg.key_heads, cfg.head_dim)
-    return KVCache(jnp.zeros(shape, cfg.cache_dtype), jnp.zeros(shape, cfg.cache_dtype))
+    """An empty cache of B rows and S slots, rounded up to whole blocks."""
+    shape = (rows, -(-slots // BLOCK) * BLOCK, cfg.key_heads, cfg.head_dim)
+    dtype = _STORED.get(cfg.cache_dtype, cfg.cache_dtype)
+    return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+
+def to_stored(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Float32 keys or values as a cache of `dtype` keeps them."""
+    return lax.bitcast_convert_type(x.astype(jnp.bfloat16), dtype) if dtype == jnp.uint16 else x.astype(dtype)
+
+
+def from_stored(x: jax.Array) -> jax.Array:
+    """What a cache keeps, as float32."""
+    return (lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x).astype(jnp.float32)
 
 
 def init_delta_state(cfg: ModelConfig, rows: int) -> DeltaState:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from sharpi_jax.model.cache import DeltaState, DeltaWindow
 from sharpi_jax.model.config import ModelConfig
-from sharpi_jax.model.delta_rule import chunked_delta_rule, recurrent_delta_rule
+from sharpi_jax.model.delta_rule import chunked_delta_rule, recurrent_delta_rule, replay
 from sharpi_jax.model.norms import l2_norm, rms_norm
 from sharpi_jax.model.params import DeltaParams
 from sharpi_jax.model.window import Window
@@ -21,8 +21,8 @@ def delta_net(
 ) -> tuple[jax.Array, DeltaState | DeltaWindow]:
     """One Gated DeltaNet mixer: y [B, T, D] normed input -> ([B, T, D], state).
 
-    A decode window (row_exact) returns a DeltaWindow for commit to choose from, a prompt the DeltaState after its valid
-    positions.
+    A decode window (row_exact) returns a DeltaWindow, of which `state_after` makes the state after any of its tokens; a
+    prompt returns the DeltaState after its valid positions.
     """
     B, T, _ = y.shape
     mixed = matmul(y, p.qkv, cfg.dtype)
@@ -32,8 +32,11 @@ def delta_net(
     q, k, v = _split_heads(cfg, jax.nn.silu(_causal_conv(inputs, p.conv)))
 
     if window.row_exact:
-        o, states = recurrent_delta_rule(q, k, v, g, beta, state.recurrent)
-        new_state: DeltaState | DeltaWindow = DeltaWindow(inputs, states)
+        used = window.used
+        q, k, v, decay, beta = (a[:, :used] for a in (q, k, v, jnp.exp(g), beta))
+        o, d = recurrent_delta_rule(q, k, v, decay, beta, state.recurrent)
+        o = jnp.pad(o, ((0, 0), (0, T - used), (0, 0), (0, 0)))
+        new_state: DeltaState | DeltaWindow = DeltaWindow(inputs, k, d, decay)
     else:
         o, final = chunked_delta_rule(q, k, v, g, beta, window.valid, state.recurrent)
         count = jnp.sum(window.valid, axis=1, dtype=jnp.int32)
@@ -41,6 +44,14 @@ def delta_net(
 
     o = rms_norm(o, p.norm, cfg.norm_eps).reshape(B, T, -1) * jax.nn.silu(matmul(y, p.gate, cfg.dtype))
     return matmul(o, p.out, cfg.dtype), new_state
+
+
+def state_after(before: DeltaState, window: DeltaWindow, count: jax.Array, taps: int) -> DeltaState:
+    """The state after the first `count` [B] tokens of a decode window; `before` where that is none."""
+    return DeltaState(
+        conv_state_after(window.conv, count, taps),
+        replay(before.recurrent, window.k, window.written, window.decay, count),
+    )
 
 
 def conv_state_after(inputs: jax.Array, count: jax.Array, taps: int) -> jax.Array:

@@ -7,13 +7,18 @@ Per head, with state S [E, E] (key dimension first), log decay g and write stren
   D  o  = S^T q                    read
 
 What must not be got wrong: in the recurrent form a row's bits depend neither on the window's width nor on the number of
-rows. The body is the same for every width, and it reads the state by dots, never by reductions (see norms.py). One dot
-does for both reads: with r = S^T [k, q] of the old state, S'^T k = exp(g) r_k and o = exp(g) r_q + (k . q) d.
+rows. Each position runs the same two compiled functions, and they read the state by dots, never by reductions (see
+norms.py). One dot does for both reads: with r = S^T [k, q] of the old state, S'^T k = exp(g) r_k and
+o = exp(g) r_q + (k . q) d.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from sharpi_jax.model.norms import row_sum
 
@@ -21,30 +26,83 @@ CHUNK = 64
 _PRECISION = lax.Precision.HIGHEST
 
 
+def _fenced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function compiled by itself: XLA may neither fuse its operations with those around a call nor move them.
+
+    So its bits are the same wherever it is called, and a small result is not computed again for every element of a
+    state. XLA documents neither; without it the products and sums of `_write` round otherwise in `replay`.
+    """
+    compiled = jax.jit(function)
+
+    def call(*args: jax.Array) -> Any:
+        with set_xla_metadata(inlineable="false"):
+            return compiled(*args)
+
+    return call
+
+
 def recurrent_delta_rule(
-    q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array, state: jax.Array
+    q: jax.Array, k: jax.Array, v: jax.Array, decay: jax.Array, beta: jax.Array, state: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """One position after the other, keeping every state on the way.
+    """One position after the other, for decode windows.
 
     Args:
-      q, k, v: [B, T, H, E]; g, beta: [B, T, H]; state: [B, H, E, E]. All float32, T >= 2.
+      q, k, v: [B, T, H, E]; decay = exp(g), beta: [B, T, H]; state: [B, H, E, E]. All float32.
 
     Returns:
-      outputs [B, T, H, E] and states [T, B, H, E, E], entry t after position t.
+      outputs [B, T, H, E], and what was written, d [B, T, H, E]: with it `replay` gives the state after any position.
+    """
+    qk = row_sum(q * k)[..., 0]
+    every = jnp.ones(q.shape[0], bool)
+    S = state
+    outputs: list[jax.Array] = []
+    written: list[jax.Array] = []
+    for t in range(q.shape[1]):
+        if t > 0:
+            S = _write(S, k[:, t - 1], written[-1], decay[:, t - 1], every)
+        o, d = _read(S, *(a[:, t] for a in (q, k, v, decay, beta, qk)))
+        outputs.append(o)
+        written.append(d)
+    return jnp.stack(outputs, axis=1), jnp.stack(written, axis=1)
+
+
+def replay(state: jax.Array, k: jax.Array, d: jax.Array, decay: jax.Array, count: jax.Array) -> jax.Array:
+    """The state [B, H, E, E] after `count` [B] positions of a window, bit for bit that on the rule's own way.
+
+    Args:
+      k, d: [B, T, H, E], decay: [B, T, H], as `recurrent_delta_rule` had and gave them.
     """
 
-    qk = row_sum(q * k)[..., 0]
+    def step(t: jax.Array, S: jax.Array) -> jax.Array:
+        new: jax.Array = _write(S, *(_at(a, t) for a in (k, d, decay)), t < count)
+        return new
 
-    def step(S: jax.Array, x: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        q_t, k_t, v_t, g_t, beta_t, qk_t = x
-        decay = jnp.exp(g_t)[..., None]
-        read = _mm("bhre,bhef->bhrf", jnp.stack([k_t, q_t], axis=2), S)
-        d = beta_t[..., None] * (v_t - decay * read[:, :, 0])
-        S = decay[..., None] * S + k_t[..., None] * d[..., None, :]
-        return S, (decay * read[:, :, 1] + qk_t[..., None] * d, S)
+    if k.shape[1] == 1:
+        return step(jnp.int32(0), state)
+    out: jax.Array = lax.fori_loop(0, jnp.max(count), step, state)
+    return out
 
-    _, (outputs, states) = lax.scan(step, state, tuple(jnp.moveaxis(a, 1, 0) for a in (q, k, v, g, beta, qk)))
-    return jnp.moveaxis(outputs, 0, 1), states
+
+@_fenced
+def _read(
+    S: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, decay: jax.Array, beta: jax.Array, qk: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Steps B and D of one position, from the state before it: q, k, v [B, H, E] -> o, d [B, H, E]."""
+    read = _mm("bhre,bhef->bhrf", jnp.stack([k, q], axis=2), S)
+    d = beta[..., None] * (v - decay[..., None] * read[:, :, 0])
+    return decay[..., None] * read[:, :, 1] + qk[..., None] * d, d
+
+
+@_fenced
+def _write(S: jax.Array, k: jax.Array, d: jax.Array, decay: jax.Array, kept: jax.Array) -> jax.Array:
+    """Steps A and C where `kept` [B]: k, d [B, H, E], decay [B, H]."""
+    new = decay[..., None, None] * S + k[..., None] * d[..., None, :]
+    return jnp.where(kept[:, None, None, None], new, S)
+
+
+def _at(a: jax.Array, t: jax.Array) -> jax.Array:
+    out: jax.Array = lax.dynamic_index_in_dim(a, t, axis=1, keepdims=False)
+    return out
 
 
 def chunked_delta_rule(
