@@ -8,6 +8,7 @@ from sharpi_jax.decode.state import Controls, DecodeState
 from sharpi_jax.decode.step import Drafter, decode_step
 from sharpi_jax.model.config import ModelConfig
 from sharpi_jax.model.params import ModelParams
+from sharpi_jax.quant import for_few_rows
 
 
 def decode_loop(
@@ -28,4 +29,5 @@ def decode_loop(
     def unfinished(s: DecodeState) -> jax.Array:
         return jnp.any(s.active & (s.emitted < until))
 
+    params, drafter = for_few_rows((params, drafter))
     return lax.while_loop(unfinished, lambda s: decode_step(params, cfg, s, controls, drafter), state)

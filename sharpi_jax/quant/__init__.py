@@ -5,7 +5,16 @@ WORKSPACE.md says how to add a block format; a faster kernel goes behind `matmul
 
 from sharpi_jax.quant.formats import FORMATS, BlockFormat
 from sharpi_jax.quant.load import ENGINES, choose_engine, pack
-from sharpi_jax.quant.matmul import Weight, dequantise, matmul, rows_dot, select_rows, take_matrix, take_rows
+from sharpi_jax.quant.matmul import (
+    Weight,
+    dequantise,
+    for_few_rows,
+    matmul,
+    rows_dot,
+    select_rows,
+    take_matrix,
+    take_rows,
+)
 from sharpi_jax.quant.packed import Packed
 from sharpi_jax.quant.tiles import Tiled
 
@@ -18,6 +27,7 @@ __all__ = [
     "Weight",
     "choose_engine",
     "dequantise",
+    "for_few_rows",
     "matmul",
     "pack",
     "rows_dot",

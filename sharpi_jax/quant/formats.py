@@ -95,7 +95,7 @@ def values(fmt: BlockFormat, parts: Parts) -> jax.Array:
     if fmt.exponent:
         # In two steps, by powers of two that are normal numbers: 2^-128 itself would count as zero.
         e = _spread(parts.d, groups)[..., None]
-        return (q * _power(e >> 1) * _power(e - (e >> 1))).reshape(codes.shape)
+        return (q * power(e >> 1) * power(e - (e >> 1))).reshape(codes.shape)
     scale, minimum = _factor(parts.d, parts.small, groups), None
     if parts.m is not None:
         minimum = _factor(parts.m, parts.small_m, groups)
@@ -118,7 +118,7 @@ def _spread(field: jax.Array, groups: tuple[int, ...]) -> jax.Array:
     return jnp.broadcast_to(field[..., None], (*field.shape, groups[-1] // field.shape[-1])).reshape(groups)
 
 
-def _power(exponent: jax.Array) -> jax.Array:
+def power(exponent: jax.Array) -> jax.Array:
     """2^(exponent - 64) for an exponent of at most 128."""
     return lax.bitcast_convert_type((exponent.astype(jnp.uint32) + (127 - 64)) << 23, jnp.float32)
 

@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sharpi_jax.quant import native
+from sharpi_jax.quant import fused, native
 from sharpi_jax.quant.formats import values
 from sharpi_jax.quant.packed import Packed, dequantise_packed
 from sharpi_jax.quant.tiles import Tiled, select_tile_rows, tile_rows, untile
 
 WeightT = TypeVar("WeightT", Packed, Tiled)
+Params = TypeVar("Params")
 
 _MIN_ROWS = {"float32": 2, "bfloat16": 3}
 _MIN_COLUMNS = {"float32": 2, "bfloat16": 4}
@@ -47,8 +48,28 @@ def matmul(x: jax.Array, weight: Weight, dtype: str = "float32") -> jax.Array:
         y = native.matmul(rows, weight, int8=dtype == "int8")
     else:
         rows, dtype = (rounded_to_int8(rows), "float32") if dtype == "int8" else (rows, dtype)
-        y = rows_dot(rows, untile(_tied_to(x, weight)), dtype)
+        if weight.engine == "fused" and dtype == "float32":
+            y = fused.matmul(rows, weight)
+        else:
+            y = rows_dot(rows, untile(_tied_to(x, weight)), dtype)
     return y.reshape(*lead, weight.out_features)
+
+
+def for_few_rows(params: Params) -> Params:
+    """The same weights for the products of a decode window: what XLA multiplies by, on a CPU, goes to quant/fused.py.
+
+    A program multiplies all its rows by the one or the other form, since their sums differ in the last bits: decode
+    windows, of whatever width and number of rows, by this, prompts by the dense one, which is faster from some 20 rows
+    on. (Bits of a prompt's rows are the same in every chunk, since its program is the same with and without drafting.)
+    """
+    if jax.default_backend() != "cpu":
+        return params
+
+    def one(leaf: object) -> object:
+        return leaf.replace(engine="fused") if isinstance(leaf, Tiled) and leaf.engine == "xla" else leaf  # type: ignore[attr-defined]
+
+    marked: Params = jax.tree.map(one, params, is_leaf=lambda leaf: isinstance(leaf, Tiled))
+    return marked
 
 
 def rounded_to_int8(x: jax.Array) -> jax.Array:

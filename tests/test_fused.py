@@ -1,0 +1,141 @@
+"""Products without the C++ kernel: float64 sums over gguf's numbers, whatever the shape, and bits, whatever the rows."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import models
+import numpy as np
+import pytest
+from jax import lax
+from models import same_bits
+from test_bit_equality import assert_same, random_prompts, run, script
+from test_quant import BLOCKS, ROUNDING, from_gguf, random_raw
+
+from sharpi_jax import checkpoint, quant
+from sharpi_jax.decode.decoder import Decoder
+from sharpi_jax.quant import FORMATS, fused, pack
+
+WIDE = {"xla_cpu_prefer_vector_width": 512}  # as decode programs are compiled
+
+
+def few(raw, name):
+    """The weight as a decode window multiplies by it."""
+    return quant.for_few_rows(pack(raw, name, "t", "xla"))
+
+
+@jax.jit
+def product(x, weight):
+    return quant.matmul(x, weight)
+
+
+def inputs(rows, K, seed=3):
+    return np.random.default_rng(seed).standard_normal((rows, K), np.float32)
+
+
+def assert_is_the_product(got, x, weights):
+    exact, size = x.astype(np.float64) @ weights.T.astype(np.float64), np.abs(x) @ np.abs(weights.T)
+    assert got.shape == exact.shape
+    assert got.dtype == np.float32
+    assert (np.abs(got - exact) <= 4 * ROUNDING * size).all()
+
+
+def test_decode_windows_take_the_fused_form_and_prompts_the_dense_one():
+    weight = pack(random_raw("Q4_K", 16, 256), "Q4_K", "t", "xla")
+    x = inputs(2, 256)
+    assert "_products" not in jax.jit(quant.matmul).lower(x, weight).as_text()
+    assert "_products" in jax.jit(quant.matmul).lower(x, quant.for_few_rows(weight)).as_text()
+    native = dataclasses.replace(weight, engine="native")
+    assert quant.for_few_rows({"w": native, "v": x})["w"] is native
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_it_is_the_float64_product(name):
+    for N, K in [(33, 1280), (1, 256), (15, 256), (17, 512)]:
+        raw = random_raw(name, N, K, seed=N)
+        for rows in (1, 2, 3, 16) if N == 33 else (2,):
+            x = inputs(rows, K)
+            assert_is_the_product(np.asarray(product(x, few(raw, name))), x, from_gguf(raw, name))
+
+
+@pytest.mark.parametrize("name", [name for name in BLOCKS if FORMATS[name].block_size == 32])
+@pytest.mark.parametrize("K", [32, 96, 288])
+def test_inputs_need_not_be_a_multiple_of_256(name, K):
+    raw, x = random_raw(name, 17, K), inputs(3, K)
+    assert_is_the_product(np.asarray(product(x, few(raw, name))), x, from_gguf(raw, name))
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_product_with_the_identity_is_the_weights(name):
+    """Sums of one weight and zeros: no code, scale or minimum may come from a neighbour, nor be rounded."""
+    raw = random_raw(name, 33, 512, seed=6)
+    got = np.asarray(product(np.eye(512, dtype=np.float32), few(raw, name)))
+    assert same_bits(got.T + 0.0, from_gguf(raw, name) + 0.0)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_rows_bits_do_not_depend_on_how_many_rows_there_are(name):
+    """Alone as inside a loop of decoding, compiled with vectors of 256 bits or of 512."""
+    weight = few(random_raw(name, 48, 512), name)
+    x = inputs(40, 512)
+    loop = jax.jit(lambda x, w: lax.fori_loop(0, 2, lambda i, y: quant.matmul(jnp.where(i == 0, x, x + 0 * y[:, :1]), w), jnp.zeros((x.shape[0], 48))))
+    whole = np.asarray(product(x, weight))
+    for rows in (1, 2, 3, 4, 5, 8, 16, 17, 40):
+        for form, options in ((product, {}), (product, WIDE), (loop, WIDE)):
+            compiled = form.lower(x[:rows], weight).compile(compiler_options=options)
+            for at in (0, 40 - rows):
+                assert same_bits(np.asarray(compiled(x[at : at + rows], weight)), whole[at : at + rows])
+
+
+def test_leading_axes_are_only_rows():
+    weight, x = few(random_raw("Q6_K", 32, 256), "Q6_K"), inputs(30, 256)
+    whole = np.asarray(product(x, weight))
+    for lead in [(1, 1), (2, 3), (5, 2), (3, 10)]:
+        n = int(np.prod(lead))
+        assert same_bits(np.asarray(product(x[:n].reshape(*lead, 256), weight)), whole[:n].reshape(*lead, 32))
+
+
+def test_one_matrix_of_a_stack():
+    raw, x = random_raw("Q4_K", 3 * 33, 256), inputs(4, 256)
+    stack = few(raw.reshape(3, 33, -1), "Q4_K")
+    for i in range(3):
+        got = np.asarray(product(x, quant.take_matrix(stack, jnp.int32(i))))
+        assert same_bits(got, np.asarray(product(x, few(raw[33 * i : 33 * (i + 1)], "Q4_K"))))
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_nothing_is_unpacked_and_products_of_one_shape_are_one_kernel(rows):
+    """A loop over two products keeps no float32 weights, inside it or in front of it."""
+    weights = [few(random_raw("Q4_K", 1024, 1024, seed), "Q4_K") for seed in (1, 2)]
+
+    def body(_, x):
+        for weight in weights_in_loop:
+            x = quant.matmul(x, weight) * np.float32(0.01)
+        return x
+
+    def looped(x, weights):
+        nonlocal weights_in_loop
+        weights_in_loop = weights
+        return lax.fori_loop(0, 3, body, x)
+
+    weights_in_loop = weights
+    compiled = jax.jit(looped).lower(inputs(rows, 1024), weights).compile(compiler_options=WIDE)
+    assert compiled.memory_analysis().temp_size_in_bytes < 1024 * 1024 * 4 // 4
+
+
+# --- whole models -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "act"), [("qwen35-tiny-q4_0", "float32"), ("qwen35-tiny256-q8_0", "float32"), ("qwen35-tiny256-q8_0", "int8")]
+)
+def test_drafts_leave_the_bits_of_plain_decoding(name, act):
+    read = checkpoint.read(models.fixture(name), engine="xla")
+    decoder = Decoder(read.params, dataclasses.replace(read.config, dtype=act))
+    batch, budgets, rng = random_prompts(6, 8), [24] * 8, np.random.default_rng(5)
+    plain = run(decoder, batch, budgets, 0)
+    for K in (1, 4):
+        assert_same(plain, run(decoder, batch, budgets, K, script(plain, rng, K)))
+    assert_same(plain, run(decoder, batch, budgets, 3))
+    alone = run(decoder, batch[:1], budgets[:1], 3)
+    assert_same(alone, plain, rows=1)
