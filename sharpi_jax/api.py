@@ -245,8 +245,8 @@ def load(
       dtype: type of the operands of matrix products, one of DTYPES. cache_dtype: of keys and values, of CACHE_DTYPES.
       act_quant: "q8" takes activations as int8 in blocks of 32 where they meet block formats in `generate`, as
         llama.cpp does everywhere; `score` and `perplexity` never do.
-      engine: what multiplies by block formats, "native", a C++ kernel (CPU), or "xla", what XLA compiles by itself;
-        "auto" takes the fastest that there is.
+      engine: what multiplies by block formats, "native", a C++ kernel (CPU), "triton", one for GPUs, or "xla", what
+        XLA compiles by itself; "auto" takes the fastest that there is.
       on_progress: called while loading, with the bytes that are on the device and the bytes in all.
 
     Raises:

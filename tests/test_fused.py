@@ -14,7 +14,7 @@ from test_quant import BLOCKS, ROUNDING, from_gguf, random_raw
 
 from sharpi_jax import checkpoint, quant
 from sharpi_jax.decode.decoder import Decoder
-from sharpi_jax.quant import FORMATS, fused, pack
+from sharpi_jax.quant import FORMATS, pack
 
 WIDE = {"xla_cpu_prefer_vector_width": 512}  # as decode programs are compiled
 
@@ -78,7 +78,11 @@ def test_a_rows_bits_do_not_depend_on_how_many_rows_there_are(name):
     """Alone as inside a loop of decoding, compiled with vectors of 256 bits or of 512."""
     weight = few(random_raw(name, 48, 512), name)
     x = inputs(40, 512)
-    loop = jax.jit(lambda x, w: lax.fori_loop(0, 2, lambda i, y: quant.matmul(jnp.where(i == 0, x, x + 0 * y[:, :1]), w), jnp.zeros((x.shape[0], 48))))
+    loop = jax.jit(
+        lambda x, w: lax.fori_loop(
+            0, 2, lambda i, y: quant.matmul(jnp.where(i == 0, x, x + 0 * y[:, :1]), w), jnp.zeros((x.shape[0], 48))
+        )
+    )
     whole = np.asarray(product(x, weight))
     for rows in (1, 2, 3, 4, 5, 8, 16, 17, 40):
         for form, options in ((product, {}), (product, WIDE), (loop, WIDE)):
@@ -127,7 +131,8 @@ def test_nothing_is_unpacked_and_products_of_one_shape_are_one_kernel(rows):
 
 
 @pytest.mark.parametrize(
-    ("name", "act"), [("qwen35-tiny-q4_0", "float32"), ("qwen35-tiny256-q8_0", "float32"), ("qwen35-tiny256-q8_0", "int8")]
+    ("name", "act"),
+    [("qwen35-tiny-q4_0", "float32"), ("qwen35-tiny256-q8_0", "float32"), ("qwen35-tiny256-q8_0", "int8")],
 )
 def test_drafts_leave_the_bits_of_plain_decoding(name, act):
     read = checkpoint.read(models.fixture(name), engine="xla")

@@ -122,9 +122,9 @@ SECTIONS = (
             Flag(
                 "engine",
                 "what multiplies by block formats: native, a C++ kernel for this processor (CPU; compiled on first "
-                "use), or xla; auto takes the fastest that there is",
+                "use), triton, a kernel for GPUs, or xla; auto takes the fastest that there is",
                 "NAME",
-                Choice("auto", "native", "xla"),
+                Choice("auto", "native", "triton", "xla"),
                 "auto",
             ),
             Flag("ctx_size", "positions for prompt and output together (-c); unset: what is needed", "N", Integer(1)),

@@ -36,12 +36,14 @@ def matmul(x: jax.Array, weight: Tiled) -> jax.Array:
     rows, K = x.shape
     if rows > MOST_ROWS:
         blocks = jnp.pad(x, ((0, -rows % MOST_ROWS), (0, 0))).reshape(-1, MOST_ROWS, K)
-        return lax.map(lambda block: matmul(block, weight), blocks).reshape(-1, weight.out_features)[:rows]
+        done: jax.Array = lax.map(lambda block: matmul(block, weight), blocks)
+        return done.reshape(-1, weight.out_features)[:rows]
     # The fences keep each part a program of its own: XLA neither moves any of it out of the decode loop nor joins it
     # with its neighbours, and products of one shape are one kernel, compiled once.
     with set_xla_metadata(inlineable="false"):
-        y: jax.Array = _added_up(_products(*_inputs(x, weight.block_format), weight))
-    return y[:, : weight.out_features]
+        y = _added_up(_products(*_inputs(x, weight.block_format), weight))
+    columns: jax.Array = y[:, : weight.out_features]
+    return columns
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -85,9 +87,7 @@ def _by_chunk(field: jax.Array, C: int) -> jax.Array:
     return field.reshape(T, C, -1, 1, LANES)
 
 
-def _codes_times_x(
-    fmt: BlockFormat, planes: tuple[jax.Array, ...], x: jax.Array, sums: jax.Array, g: int
-) -> jax.Array:
+def _codes_times_x(fmt: BlockFormat, planes: tuple[jax.Array, ...], x: jax.Array, sums: jax.Array, g: int) -> jax.Array:
     """The sum over group g of x times code, less the offset's part: [T, C, rows, 16]."""
     offset = -min(fmt.table) if fmt.table else fmt.offset
     parts: list[jax.Array | None] = [None] * _PARTS

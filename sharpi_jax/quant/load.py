@@ -13,7 +13,8 @@ from sharpi_jax.quant.formats import FORMATS
 from sharpi_jax.quant.packed import Packed
 from sharpi_jax.quant.tiles import LANES, Tiled, tile
 
-ENGINES = ("native", "xla")  # the C++ kernel (CPU), and what XLA compiles by itself
+ENGINES = ("native", "triton", "xla")  # the C++ kernel (CPU), the Pallas kernel (GPU), what XLA compiles by itself
+_BACKEND = {"native": "cpu", "triton": "gpu"}
 _BOUNDARY = 64  # bytes
 _SLAB = 1 << 18  # weights that are laid out at a time: a shape to compile per width, and little memory in between
 
@@ -26,14 +27,13 @@ def choose_engine(wanted: str = "auto") -> tuple[str, tuple[str, ...]]:
     """
     if wanted not in ("auto", *ENGINES):
         raise OptionError(f"engine must be one of auto, {', '.join(ENGINES)}, not {wanted!r}.")
-    on_cpu = jax.default_backend() == "cpu"
-    if wanted == "native" and not on_cpu:
-        raise OptionError(f"engine native is for CPUs, and this runs on {jax.default_backend()}; use engine auto.")
-    if wanted == "xla" or not on_cpu:
-        return "xla", ()
-    problem = kernel.problem()
+    here = jax.default_backend()
+    engine = {"cpu": "native", "gpu": "triton"}.get(here, "xla") if wanted == "auto" else wanted
+    if engine != "xla" and _BACKEND[engine] != here:
+        raise OptionError(f"engine {engine} is for a {_BACKEND[engine].upper()}, and this runs on {here}; use auto.")
+    problem = kernel.problem() if engine == "native" else ""
     if not problem:
-        return "native", ()
+        return engine, ()
     fix = "install g++ or name a compiler in CXX"
     if wanted == "native":
         raise OptionError(f"engine native is not available: {problem}; {fix}, or use engine auto.")

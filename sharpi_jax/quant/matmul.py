@@ -22,6 +22,8 @@ Params = TypeVar("Params")
 
 _MIN_ROWS = {"float32": 2, "bfloat16": 3}
 _MIN_COLUMNS = {"float32": 2, "bfloat16": 4}
+# On a GPU: the kernel unpacks the weight for every four rows anew, and a library product of many rows once.
+MOST_KERNEL_ROWS = 32
 DTYPES = ("float32", "bfloat16", "int8")
 
 Weight = Packed | Tiled
@@ -42,17 +44,32 @@ def matmul(x: jax.Array, weight: Weight, dtype: str = "float32") -> jax.Array:
     """
     if isinstance(weight, Packed):
         return rows_dot(x, dequantise_packed(_tied_to(x, weight)), "float32" if dtype == "int8" else dtype)
-    lead = x.shape[:-1]
     rows = x.reshape(-1, x.shape[-1])
-    if weight.engine == "native" and dtype != "bfloat16":
+    engine = weight.engine if dtype != "bfloat16" else "xla"
+    if engine == "native":
         y = native.matmul(rows, weight, int8=dtype == "int8")
     else:
         rows, dtype = (rounded_to_int8(rows), "float32") if dtype == "int8" else (rows, dtype)
-        if weight.engine == "fused" and dtype == "float32":
-            y = fused.matmul(rows, weight)
-        else:
-            y = rows_dot(rows, untile(_tied_to(x, weight)), dtype)
-    return y.reshape(*lead, weight.out_features)
+        match engine:
+            case "fused":
+                y = fused.matmul(rows, weight)
+            case "triton" if len(rows) <= MOST_KERNEL_ROWS:
+                y = _by_triton(rows, weight)
+            case _:
+                y = _plainly(rows, weight, dtype)
+    return y.reshape(*x.shape[:-1], weight.out_features)
+
+
+def _by_triton(rows: jax.Array, weight: Tiled) -> jax.Array:
+    """By the GPU's kernel where the program is compiled for one, else plainly."""
+    from sharpi_jax.quant import triton  # here, not above: jaxlib need not have Triton where there is no GPU
+
+    y: jax.Array = lax.platform_dependent(rows, weight, cuda=triton.matmul, default=_plainly)
+    return y
+
+
+def _plainly(rows: jax.Array, weight: Tiled, dtype: str = "float32") -> jax.Array:
+    return rows_dot(rows, untile(_tied_to(rows, weight)), dtype)
 
 
 def for_few_rows(params: Params) -> Params:
