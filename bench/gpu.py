@@ -35,18 +35,10 @@ _ONLY = flags.DEFINE_list("only", [], "parts to run, by the first word of their 
 
 Columns = dict[str, str]
 MOST_ERROR = 4  # roundings; see gpu_products.checks
-_CHECKS = {"format": "<7", "engine": "<7", "error": "7.2f", "rows_exact": ""}
-_PRODUCTS = {
-    "format": "<5",
-    "engine": "<7",
-    "rows": "4d",
-    "mb": "7.1f",
-    "ms": "8.4f",
-    "gb_per_s": "8.1f",
-    "share": "6.1%",
-}
-_RUNS = {"K": "2d", "tokens_per_s": "8.1f", "step_ms": "8.3f", "tokens_per_step": "5.2f", "gb_per_s": "8.1f"}
-_RUNS |= {"share": "6.1%", "compile_s": "6.1f"}
+_CHECKS = {"format": "", "engine": "", "error": ".2f", "rows_exact": ""}
+_PRODUCTS = {"format": "", "engine": "", "rows": "", "mb": ".1f", "ms": ".4f", "gb_per_s": ".1f", "share": ".1%"}
+_RUNS = {"part": "", "tokens_per_s": ".1f", "step_ms": ".3f", "tokens_per_step": ".2f", "gb_per_s": ".1f"}
+_RUNS |= {"share": ".1%", "compile_s": ".1f"}
 
 
 class Report:

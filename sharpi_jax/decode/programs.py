@@ -11,7 +11,7 @@ from sharpi_jax.errors import OptionError
 
 
 def _options() -> dict[str, Any]:
-    """Vectors of 512 bits where the processor has them: LLVM prefers 256, and products take 1.5 times as long."""
+    """Vectors of 512 bits where there are any: LLVM prefers 256, and quant/fused.py takes 1.5 times as long."""
     return {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else {}
 
 

@@ -5,14 +5,15 @@ float32 first is read many times over. Here one elementwise loop over [tile, chu
 registers. For XLA to make vectors of the lanes, the sum over a chunk must be no `sum` but written out term by term; a
 second loop adds up the chunks. Of one row and one chunk of inputs k, in groups g:
 
-    y += scale[g] * (sum over k of x[k] code[k] - offset * sum of x[k]) - minimum[g] * sum of x[k]
+    y += scale[g] * (sum over k of x[k] q[k]) - minimum[g] * (sum over k of x[k])
 
 A code is not shifted to the low end of its word but taken where it is, 2^place times as large, and x[k] is made as much
-smaller beforehand: powers of two change no digit. So a weight costs a mask, a conversion, and a product with its sum.
+smaller beforehand: powers of two change no digit. So a weight costs a mask, an offset, a conversion, and a product.
 
 **A row's bits do not depend on how many rows there are**: each output is the same expression of its own row, in the
-same order. Only a compiler that joined products and sums differently for other numbers of rows could break that
-(tests/test_fused.py).
+same order. LLVM joins a product and a sum into one operation that rounds once, and of two products that are added it
+may join the one or the other, for one row another than for two. So no two products are ever added: every sum begins
+with a zero that is read from memory, where the compiler cannot see it.
 """
 
 import functools
@@ -28,7 +29,6 @@ from sharpi_jax.quant.tiles import LANES, PLANES, Tiled, picked
 
 MOST_ROWS = 16  # that share one pass over the weight
 _CHUNK = 32  # inputs: with 64, 4 bits are a seventh faster, 8 bits slower, and compiling takes half as long again
-_PARTS = 4  # sums of a group that are added up side by side, for no addition to wait for the one before
 
 
 def matmul(x: jax.Array, weight: Tiled) -> jax.Array:
@@ -48,10 +48,12 @@ def matmul(x: jax.Array, weight: Tiled) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _inputs(x: jax.Array, fmt: BlockFormat) -> tuple[jax.Array, jax.Array]:
-    """x [rows, K] as the terms want it: inputs of each chunk [n, C, rows, 1], and sums of groups [n, C, rows, 1]."""
+    """x [rows, K] as the terms want it: the inputs of each chunk [32, C, rows, 1]; sums of its groups and a zero,
+    [groups + 1, C, rows, 1]."""
     smaller = np.asarray([2.0 ** -_taken_at(fmt, k)[1] for k in range(_CHUNK)], np.float32)
     chunks = x.reshape(x.shape[0], -1, _CHUNK)
     sums = _sum(chunks.reshape(*chunks.shape[:2], -1, fmt.group), axis=3)[..., 0]
+    sums = jnp.pad(sums, ((0, 0), (0, 0), (0, 1)))
     return _chunks_last(chunks * smaller[None, None]), _chunks_last(sums)
 
 
@@ -64,18 +66,17 @@ def _products(x: jax.Array, sums: jax.Array, weight: Tiled) -> jax.Array:
     """Each chunk's part of the product, [T, C, rows, 16]."""
     fmt, C = weight.block_format, x.shape[1]
     fields = jax.tree.map(lambda field: _by_chunk(field, C), picked(weight))
-    total = None
-    for g in range(sums.shape[0]):
-        inner, x_sum = _codes_times_x(fmt, fields.planes, x, sums, g), sums[g][None]
+    zero = sums[-1][None]
+    total = zero
+    for g in range(_CHUNK // fmt.group):
+        inner = _codes_times_x(fmt, fields.planes, x, g, zero)
         if fmt.exponent:  # in two steps, as in formats.values
             e = fields.d[:, :, g * fmt.group // fmt.block_size]
-            part = inner * power(e >> 1) * power(e - (e >> 1))
+            total = total + inner * power(e >> 1) * power(e - (e >> 1))
         else:
-            part = _factor(fmt, fields.d, fields.small, g) * inner
-        total = part if total is None else total + part
+            total = total + _factor(fmt, fields.d, fields.small, g) * inner
         if fields.m is not None:
-            total = total - _factor(fmt, fields.m, fields.small_m, g) * x_sum
-    assert total is not None
+            total = total - _factor(fmt, fields.m, fields.small_m, g) * sums[g][None]
     return total
 
 
@@ -87,22 +88,18 @@ def _by_chunk(field: jax.Array, C: int) -> jax.Array:
     return field.reshape(T, C, -1, 1, LANES)
 
 
-def _codes_times_x(fmt: BlockFormat, planes: tuple[jax.Array, ...], x: jax.Array, sums: jax.Array, g: int) -> jax.Array:
-    """The sum over group g of x times code, less the offset's part: [T, C, rows, 16]."""
+def _codes_times_x(fmt: BlockFormat, planes: tuple[jax.Array, ...], x: jax.Array, g: int, zero: jax.Array) -> jax.Array:
+    """The sum over group g of x times q, [T, C, rows, 16]."""
     offset = -min(fmt.table) if fmt.table else fmt.offset
-    parts: list[jax.Array | None] = [None] * _PARTS
-    if offset:
-        parts[0] = sums[g][None] * np.float32(-offset)
-    word = jnp.zeros((), jnp.uint32)
+    total, word = zero, planes[0]
     for k in range(g * fmt.group, (g + 1) * fmt.group):
         if k % 4 == 0:
             word = _four_codes(fmt, planes, k)
         place, taken_at, mask = _taken_at(fmt, k)
-        code = word & mask if taken_at == place else word >> np.uint32(place)
-        term = x[k][None] * lax.bitcast_convert_type(code, jnp.int32).astype(jnp.float32)
-        before = parts[k % _PARTS]
-        parts[k % _PARTS] = term if before is None else before + term
-    return functools.reduce(jnp.add, [part for part in parts if part is not None])
+        code = lax.bitcast_convert_type(word & mask if taken_at == place else word >> np.uint32(place), jnp.int32)
+        q = code - np.int32(offset << taken_at) if offset else code
+        total = total + x[k][None] * q.astype(jnp.float32)
+    return total
 
 
 def _factor(fmt: BlockFormat, whole: jax.Array, small: jax.Array | None, g: int) -> jax.Array:
