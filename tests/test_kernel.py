@@ -154,11 +154,11 @@ def unbuilt(monkeypatch, tmp_path):
 
 
 def test_it_is_built_once(unbuilt, monkeypatch):
-    made = build.library("portable")
+    made = build.library("norms.cc", "portable")
     assert [f.name for f in (unbuilt / "sharpi_jax" / "kernels").iterdir()] == [made.name]
     build.library.cache_clear()
     monkeypatch.setattr(build, "_compile", lambda *args: pytest.fail("built again"))
-    assert build.library("portable") == made
+    assert build.library("norms.cc", "portable") == made
 
 
 def test_without_a_compiler_all_runs_and_a_note_says_why(unbuilt, monkeypatch):

@@ -1,4 +1,4 @@
-"""The C++ kernel: sources, compilation on first use, and XLA's names for it. quant/native.py calls it."""
+"""The C++ kernels: sources, compilation on first use, and XLA's names for them."""
 
 import ctypes
 import functools
@@ -12,27 +12,28 @@ __all__ = ["PATHS", "paths_here", "problem", "target"]
 
 @functools.cache
 def problem() -> str:
-    """Why there is no kernel here, in words that a sentence can end with; empty where there is one."""
+    """Why there are no kernels here, in words that a sentence can end with; empty where there are."""
     try:
-        target("matmul")
+        target("norms")
     except (BuildError, OSError) as fault:
         return str(fault)
     return ""
 
 
 @functools.cache
-def target(call: str, path: str | None = None) -> str:
-    """XLA's name for one call of the kernel, which is compiled, loaded and registered if need be.
+def target(call: str, *defined: str, path: str | None = None) -> str:
+    """XLA's name for a call of a kernel, which is compiled, loaded and registered if need be.
 
     Args:
-      call: "matmul".
+      call: the name of a source without .cc; its handler is called sharpi_ and this name.
+      defined: macros for the source, NAME=VALUE.
       path: one of PATHS that the processor can run; the best unless given.
 
     Raises:
       BuildError: it cannot be compiled. OSError: it cannot be loaded.
     """
     path = path or paths_here()[0]
-    name = f"sharpi_{call}_{path}"
-    function = getattr(ctypes.cdll.LoadLibrary(str(library(path))), f"sharpi_{call}")
+    name = "_".join(("sharpi", call, path, *defined))
+    function = getattr(ctypes.cdll.LoadLibrary(str(library(f"{call}.cc", path, *defined))), f"sharpi_{call}")
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(function), platform="cpu")
     return name

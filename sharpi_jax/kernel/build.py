@@ -1,7 +1,7 @@
-"""Compiles the C++ kernel on first use, for this processor, into the user's cache folder.
+"""Compiles the C++ kernels on first use, for this processor, into the user's cache folder.
 
 A compiler on the user's machine is the most robust way for a kernel that must fit the processor and needs only headers
-that come with JAX: one file, seconds, no Python ABI. Without one nothing breaks, see `matmul`.
+that come with JAX: one file, two seconds, no Python ABI. Without one nothing breaks, see `matmul`.
 """
 
 import functools
@@ -41,8 +41,11 @@ def paths_here() -> tuple[str, ...]:
 
 
 @functools.cache
-def library(path: str) -> Path:
-    """The compiled kernel of one path, built if need be.
+def library(source: str, path: str, *defined: str) -> Path:
+    """The compiled kernel of one source and one path, built if need be.
+
+    Args:
+      source: a .cc file's name. defined: macros for it, NAME=VALUE.
 
     Raises:
       BuildError: there is no compiler, it fails, or the cache folder cannot be written.
@@ -50,27 +53,26 @@ def library(path: str) -> Path:
     compiler = next((c for c in (os.environ.get("CXX"), "c++", "g++", "clang++") if c and shutil.which(c)), None)
     if compiler is None:
         raise BuildError("no C++ compiler was found")
-    flags = (*_FLAGS, *PATHS[path][1])
+    flags = (*_FLAGS, *PATHS[path][1], *(f"-D{macro}" for macro in defined))
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    sources = [file.read_text() for file in sorted(SOURCES.iterdir()) if file.suffix in (".cc", ".h")]
+    sources = [file.read_text() for file in sorted(SOURCES.iterdir()) if file.suffix == ".h" or file.name == source]
     # JAX's own name stands for its headers: the calls keep their ABI, but nothing is gained by trusting it.
     name = folders.key(*sources, *flags, compiler, version, jax.__version__)
-    target = folders.cache_folder() / "kernels" / f"{path}-{name}.so"
+    target = folders.cache_folder() / "kernels" / f"{source.removesuffix('.cc')}-{path}-{name}.so"
     if not target.exists():
-        _compile(compiler, flags, target)
+        _compile([compiler, *flags, "-w", "-isystem", jax.ffi.include_dir(), str(SOURCES / source)], target)
     return target
 
 
-def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
+def _compile(command: list[str], target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
-            command = [compiler, *flags, "-w", "-isystem", jax.ffi.include_dir(), str(SOURCES / "matmul.cc")]
             done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 why = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-200:])
-                raise BuildError(f"{compiler} failed: {why}")
+                raise BuildError(f"{command[0]} failed: {why}")
             os.replace(made, target)  # whole or not at all, whoever else builds it
     except OSError as fault:
         raise BuildError(f"{target.parent} cannot be written ({fault.strerror})") from fault

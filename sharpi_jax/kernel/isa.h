@@ -72,6 +72,16 @@ inline F32 fma(F32 a, F32 b, F32 c) {
 #endif
 }
 
+// The sum of the lanes, by halves.
+inline float sum(F32 v) {
+  float lanes[kLanes];
+  std::memcpy(lanes, &v, sizeof(v));
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
 // float16 to float32. The portable way: shift the exponent into place, and let a product mend its bias (subnormal
 // numbers included); infinities and NaNs are no weights.
 inline F32 half_to_float(U16 bits) {

@@ -15,6 +15,9 @@ namespace ffi = xla::ffi;
 
 namespace sharpi {
 
+using Fmt = Format<SHARPI_FORMAT>;
+using Rounded = Activations8<Fmt::kGroup>;
+
 struct Activations {
   const float* x;
   int rows, inputs;
@@ -27,7 +30,6 @@ void store(float* y, int64_t columns, int64_t tile, int64_t row, F32 sum) {
   std::memcpy(y + row * columns + begin, &sum, lanes * sizeof(float));
 }
 
-template <typename Fmt>
 void float_tile(const Weight& w, const Activations& x, int first, int last, int64_t columns, int64_t tile, float* y) {
   const Unpacked<Fmt> unpacked{{w, tile}, float_offset(w)};
   auto run = [&](const auto& source) {
@@ -47,8 +49,7 @@ void float_tile(const Weight& w, const Activations& x, int first, int last, int6
 // Where a row's first group lies.
 inline int64_t place(int64_t row, int64_t groups) { return row / kTogether * groups * kTogether + row % kTogether; }
 
-template <typename Fmt>
-void int8_tile(const Weight& w, const Activations8<Fmt::kGroup>* x, int first, int last, int64_t columns, int64_t tile,
+void int8_tile(const Weight& w, const Rounded* x, int first, int last, int64_t columns, int64_t tile,
                float* y) {
   by_rows<kTogether>(first, last, [&](int row, auto n) {
     F32 sums[n.value];
@@ -58,8 +59,7 @@ void int8_tile(const Weight& w, const Activations8<Fmt::kGroup>* x, int first, i
 }
 
 // One row of activations in blocks of 32: scale = largest magnitude / 127, nearest whole number, ties to even.
-template <int kGroup>
-void quantise_row(const float* x, int inputs, Activations8<kGroup>* out) {
+void quantise_row(const float* x, int inputs, Rounded* out) {
   for (int at = 0; at < inputs; at += kBlock) {
     F32 most = {};
     for (int i = 0; i < kBlock; i += kLanes) {
@@ -73,19 +73,18 @@ void quantise_row(const float* x, int inputs, Activations8<kGroup>* out) {
     int8_t q[kBlock];
     // Adding 1.5 * 2^23 rounds to whole numbers.
     for (int i = 0; i < kBlock; ++i) q[i] = int8_t((x[at + i] * inverse + 12582912.0f) - 12582912.0f);
-    for (int i = 0; i < kBlock; i += kGroup, out += kTogether) {
-      std::memcpy(out->x, q + i, kGroup);
-      out->sum = std::accumulate(q + i, q + i + kGroup, 0);
+    for (int i = 0; i < kBlock; i += Fmt::kGroup, out += kTogether) {
+      std::memcpy(out->x, q + i, Fmt::kGroup);
+      out->sum = std::accumulate(q + i, q + i + Fmt::kGroup, 0);
       out->scale = scale;
       out->scaled_sum = scale * float(out->sum);
     }
   }
 }
 
-template <int kGroup>
-const Activations8<kGroup>* quantise(ffi::ThreadPool& pool, const Activations& a) {
-  static thread_local std::vector<Activations8<kGroup>> out;
-  const int64_t groups_of_a_row = a.inputs / kGroup;
+const Rounded* quantise(ffi::ThreadPool& pool, const Activations& a) {
+  static thread_local std::vector<Rounded> out;
+  const int64_t groups_of_a_row = a.inputs / Fmt::kGroup;
   out.resize((a.rows + kTogether - 1) / kTogether * kTogether * groups_of_a_row);
   auto* groups = out.data();
   const int64_t piece = std::max<int64_t>(1, 65536 / a.inputs);  // fewer are not worth another thread
@@ -95,18 +94,17 @@ const Activations8<kGroup>* quantise(ffi::ThreadPool& pool, const Activations& a
   return groups;
 }
 
-template <typename Fmt>
 void multiply(ffi::ThreadPool& pool, const Weight& w, const Activations& x, int64_t columns, bool int8, float* y) {
   const int64_t tiles = (columns + kLanes - 1) / kLanes;
   const int64_t bytes = int64_t(w.inputs) * kLanes * Fmt::kBits / 8;  // of a tile
   const int64_t piece = std::max<int64_t>(1, std::min(tiles / (4 * pool.num_threads()), (int64_t{1} << 19) / bytes));
-  const auto* quantised = int8 ? quantise<Fmt::kGroup>(pool, x) : nullptr;
+  const auto* quantised = int8 ? quantise(pool, x) : nullptr;
   parallel_for(pool, tiles, piece, [&](int64_t begin, int64_t end) {
     for (int first = 0; first < x.rows; first += kRowsAtOnce) {
       const int last = std::min(x.rows, first + kRowsAtOnce);
       for (int64_t tile = begin; tile < end; ++tile) {
-        int8 ? int8_tile<Fmt>(w, quantised, first, last, columns, tile, y)
-             : float_tile<Fmt>(w, x, first, last, columns, tile, y);
+        int8 ? int8_tile(w, quantised, first, last, columns, tile, y)
+             : float_tile(w, x, first, last, columns, tile, y);
       }
     }
   });
@@ -114,9 +112,8 @@ void multiply(ffi::ThreadPool& pool, const Weight& w, const Activations& x, int6
 
 // Reads the operands: x [rows, inputs], the matrix's place in a stack, then the fields that the format has.
 ffi::Error Matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> index, ffi::RemainingArgs fields,
-                  ffi::Result<ffi::Buffer<ffi::F32>> y, ffi::Span<const int32_t> plane_bits, int32_t block_size,
-                  int32_t group, int32_t offset, ffi::Span<const int32_t> table, bool exponent, bool has_small,
-                  bool has_m, bool has_small_m, bool int8) {
+                  ffi::Result<ffi::Buffer<ffi::F32>> y, int32_t block_size, int32_t offset,
+                  ffi::Span<const int32_t> table, bool exponent, bool has_small, bool has_small_m, bool int8) {
   Weight w = {};
   const int64_t columns = y->dimensions()[1];
   const Activations activations = {x.typed_data(), int(x.dimensions()[0]), int(x.dimensions()[1])};
@@ -130,20 +127,17 @@ ffi::Error Matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi
     const size_t matrix = buffer->size_bytes() / (dims.size() > 3 ? dims[0] : 1);
     return static_cast<const uint8_t*>(buffer->untyped_data()) + matrix * size_t(*index.typed_data());
   };
-  const bool two = plane_bits.size() > 1;
   w.low = take(true);
-  w.high = take(two);
+  w.high = take(Fmt::kHigh > 0);
   w.d = take(true);
   w.small = take(has_small);
   w.small_is_signed = is_signed;
-  w.m = take(has_m);
+  w.m = take(Fmt::kMinimum);
   w.small_m = take(has_small_m);
   w.inputs = activations.inputs, w.block_size = block_size, w.exponent = exponent, w.offset = offset;
   for (size_t i = 0; i < table.size(); ++i) w.code_table[i] = uint8_t(table[i] + offset);
-  const bool known = by_format(plane_bits[0], two ? plane_bits[1] : 0, group, has_m, table.size() > 0, [&](auto format) {
-    multiply<decltype(format)>(pool, w, activations, columns, int8, y->typed_data());
-  });
-  return known ? ffi::Error::Success() : ffi::Error::InvalidArgument("no kernel for this block format");
+  multiply(pool, w, activations, columns, int8, y->typed_data());
+  return ffi::Error::Success();
 }
 
 }  // namespace sharpi
@@ -155,13 +149,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(sharpi_matmul, sharpi::Matmul,
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .RemainingArgs()
                                   .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<ffi::Span<const int32_t>>("plane_bits")
                                   .Attr<int32_t>("block_size")
-                                  .Attr<int32_t>("group")
                                   .Attr<int32_t>("offset")
                                   .Attr<ffi::Span<const int32_t>>("table")
                                   .Attr<bool>("exponent")
                                   .Attr<bool>("has_small")
-                                  .Attr<bool>("has_m")
                                   .Attr<bool>("has_small_m")
                                   .Attr<bool>("int8"));

@@ -96,11 +96,13 @@ struct Constant {
   static constexpr auto value = kValue;
 };
 
-// body(row, number of rows as a constant) from row `first` to before `last`, in pieces of at most kMost.
+// body(first row, number of rows as a constant) from row `first` to before `last`: kMost at a time, then the rest.
 template <int kMost, typename Body>
 inline void by_rows(int first, int last, Body body) {
   for (; first + kMost <= last; first += kMost) body(first, Constant<kMost>());
-  if constexpr (kMost > 1) by_rows<kMost / 2>(first, last, body);
+  if constexpr (kMost > 1) {
+    if (first < last) by_rows<kMost - 1>(first, last, body);
+  }
 }
 
 }  // namespace sharpi

@@ -20,8 +20,8 @@ struct Weight {
   uint8_t code_table[16];  // or what each code stands for, + offset
 };
 
-// What differs between formats where it costs time: known to the compiler.
-template <int kLow_, int kHigh_, int kGroup_, bool kMinimum_ = false, bool kTable_ = false>
+// What differs between formats where it costs time: known to the compiler, which build.py calls for one format at a time.
+template <int kLow_, int kHigh_, int kGroup_, bool kMinimum_, bool kTable_>
 struct Format {
   static constexpr int kLow = kLow_, kHigh = kHigh_, kBits = kLow + kHigh;
   static constexpr int kGroup = kGroup_, kQuads = kGroup / 4;  // a quad: four consecutive inputs of every lane
@@ -96,21 +96,5 @@ inline void dequantise(U32 quad, F32 scale, F32 minimum, F32 offset, F32* out) {
 }
 
 inline F32 float_offset(const Weight& w) { return splat(float(0x800000 + w.offset)); }
-
-// Calls body with the weight's Format; false if there is none such here.
-template <typename Body>
-bool by_format(int low, int high, int group, bool minimum, bool table, Body body) {
-  auto is = [&](auto f) {
-    using F = decltype(f);
-    if (low != F::kLow || high != F::kHigh || group != F::kGroup || minimum != F::kMinimum || table != F::kTable) {
-      return false;
-    }
-    body(f);
-    return true;
-  };
-  return is(Format<8, 0, 32>()) || is(Format<4, 0, 32>()) || is(Format<4, 0, 32, true>()) ||
-         is(Format<4, 0, 32, false, true>()) || is(Format<4, 1, 32>()) || is(Format<4, 1, 32, true>()) ||
-         is(Format<4, 2, 16>()) || is(Format<2, 1, 16>()) || is(Format<2, 0, 16, true>());
-}
 
 }  // namespace sharpi

@@ -26,10 +26,13 @@ def matmul(
       [rows, N] float32.
     """
     fmt = weight.block_format
+    low, high = (*PLANES[fmt.bits], 0)[:2]
+    numbers = (low, high, fmt.group, int(weight.m is not None), int(bool(fmt.table)))  # of Format in kernel/weight.h
     offset = -min(fmt.table) if fmt.table else fmt.offset
     rest = (weight.small, weight.m, weight.small_m)
     call = jax.ffi.ffi_call(
-        kernel.target("matmul", path), jax.ShapeDtypeStruct((x.shape[0], weight.out_features), jnp.float32)
+        kernel.target("matmul", f"SHARPI_FORMAT={','.join(map(str, numbers))}", path=path),
+        jax.ShapeDtypeStruct((x.shape[0], weight.out_features), jnp.float32),
     )
     return call(
         x,
@@ -37,14 +40,11 @@ def matmul(
         *weight.planes,
         weight.d,
         *(field for field in rest if field is not None),
-        plane_bits=np.asarray(PLANES[fmt.bits], np.int32),
         block_size=np.int32(fmt.block_size),
-        group=np.int32(fmt.group),
         offset=np.int32(offset),
         table=np.asarray(fmt.table, np.int32),
         exponent=fmt.exponent,
         has_small=weight.small is not None,
-        has_m=weight.m is not None,
         has_small_m=weight.small_m is not None,
         int8=int8,
     )
