@@ -10,11 +10,6 @@ import jax
 from sharpi_jax.errors import OptionError
 
 
-def _options() -> dict[str, Any]:
-    """Vectors of 512 bits where there are any: LLVM prefers 256, and quant/fused.py takes 1.5 times as long."""
-    return {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else {}
-
-
 class Programs:
     """Compiles a function once per (static arguments, shapes) and reuses the executable.
 
@@ -45,7 +40,7 @@ class Programs:
         if key not in self._compiled:
             began = time.perf_counter()
             jitted = jax.jit(functools.partial(function, **static), donate_argnums=donate)
-            self._compiled[key] = jitted.lower(*args).compile(compiler_options=_options())
+            self._compiled[key] = jitted.lower(*args).compile()
             self.compile_s += time.perf_counter() - began
         try:
             return self._compiled[key](*args)
