@@ -14,6 +14,7 @@ from models import same_bits
 from sharpi_jax import kernel
 from sharpi_jax.errors import OptionError
 from sharpi_jax.kernel import build
+from sharpi_jax.model import norms
 from sharpi_jax.quant import FORMATS, choose_engine, matmul, native, pack, take_matrix
 
 pytestmark = pytest.mark.skipif(bool(kernel.problem()), reason=f"no kernel here: {kernel.problem()}")
@@ -183,3 +184,27 @@ def test_a_compiler_that_fails_is_quoted(unbuilt, monkeypatch):
 def test_a_cache_folder_that_cannot_be_written_is_named(unbuilt, monkeypatch):
     (unbuilt / "sharpi_jax").write_text("a file where the folder should be")
     assert "kernels cannot be written" in kernel.problem()
+
+
+# --- norms ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("width", [16, 20, 128, 2560])
+def test_norms_are_those_of_float64_and_a_row_is_a_row(width, path):
+    rng = np.random.default_rng(width)
+    x, w = 3 * rng.standard_normal((40, width), np.float32), rng.standard_normal(width, np.float32)
+    normed = jax.jit(lambda x: norms._by_kernel(x, w, width, 1e-6, path))
+    whole, exact = np.asarray(normed(x)), x.astype(np.float64)
+    want = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-6) * w
+    assert (np.abs(whole - want) <= 1e-6 * np.maximum(np.abs(want), 1)).all()
+    for rows in (1, 2, 3, 8):
+        assert same_bits(np.asarray(normed(x[5 : 5 + rows])), whole[5 : 5 + rows])
+
+
+def test_gradients_of_a_norm_are_those_without_the_kernel():
+    x, w = (np.random.default_rng(i).standard_normal((5, 64), np.float32) for i in (0, 1))
+    with_kernel = jax.grad(lambda x, w: jnp.sum(norms.rms_norm(x, w, 1e-6) ** 3), (0, 1))
+    without = jax.grad(lambda x, w: jnp.sum(norms._by_xla(x, w, 64, 1e-6) ** 3), (0, 1))
+    for a, b in zip(with_kernel(x, w[0]), without(x, w[0]), strict=True):
+        assert np.allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "folders": set(),
     "kernel": {"errors", "folders"},
     "quant": {"errors", "kernel"},
-    "model": {"errors", "quant"},
+    "model": {"errors", "kernel", "quant"},
     "decode": {"errors", "quant", "model"},
     "evaluate": {"errors", "quant", "model", "decode"},
     "checkpoint": {"errors", "quant", "model"},

@@ -1,4 +1,4 @@
-// RMS norm of rows: x / sqrt(mean(x^2) + eps) * weight.
+// Rows divided by their size: x / sqrt(sum(x^2) / divisor + eps) * weight.
 //
 // A row is summed in sixteen lanes and these in a fixed order, so its bits do not depend on how many rows there are.
 #include <cmath>
@@ -27,13 +27,13 @@ float sum_of_squares(const float* x, int64_t width) {
 }
 
 ffi::Error Norms(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> weight, ffi::Result<ffi::Buffer<ffi::F32>> y,
-                 float eps) {
+                 float divisor, float eps) {
   const int64_t rows = x.dimensions()[0], width = x.dimensions()[1];
   const float* w = weight.typed_data();
   for (int64_t r = 0; r < rows; ++r) {
     const float* from = x.typed_data() + r * width;
     float* to = y->typed_data() + r * width;
-    const float scale = 1 / std::sqrt(sum_of_squares(from, width) / float(width) + eps);
+    const float scale = 1 / std::sqrt(sum_of_squares(from, width) / divisor + eps);
     for (int64_t i = 0; i < width; ++i) to[i] = from[i] * scale * w[i];
   }
   return ffi::Error::Success();
@@ -46,4 +46,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(sharpi_norms, sharpi::Norms,
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<float>("divisor")
                                   .Attr<float>("eps"));
