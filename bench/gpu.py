@@ -26,12 +26,19 @@ from absl import app, flags
 from bench import gpu_models, gpu_products
 from bench.make_model import SHAPES
 
-_SHAPE = flags.DEFINE_list("shape", ["qwen3.5-0.8b", "qwen3.5-4b"], f"whose shapes: {', '.join(SHAPES)}")
-_TYPE = flags.DEFINE_list("type", ["q4_k_m", "q8_0"], "types of file, as llama-quantize names them")
-_FIXTURE = flags.DEFINE_list("fixture", ["qwen35-tiny256-q4_k_m", "qwen35moe-tiny256-q4_k_m"], "models of tests/data")
-_BUDGET_S = flags.DEFINE_float("budget_s", 450, "no part begins that may end later than this many seconds from now")
-_OUTPUT_JSON = flags.DEFINE_string("output_json", None, "where to write all figures")
-_ONLY = flags.DEFINE_list("only", [], "parts to run, by the first word of their names; unset: all")
+FLAGS = flags.FlagValues()  # its own: the tests import this file beside others with flags of the same names
+_SHAPE = flags.DEFINE_list(
+    "shape", ["qwen3.5-0.8b", "qwen3.5-4b"], f"whose shapes: {', '.join(SHAPES)}", flag_values=FLAGS
+)
+_TYPE = flags.DEFINE_list("type", ["q4_k_m", "q8_0"], "types of file, as llama-quantize names them", flag_values=FLAGS)
+_FIXTURE = flags.DEFINE_list(
+    "fixture", ["qwen35-tiny256-q4_k_m", "qwen35moe-tiny256-q4_k_m"], "models of tests/data", flag_values=FLAGS
+)
+_BUDGET_S = flags.DEFINE_float(
+    "budget_s", 450, "no part begins that may end later than this many seconds from now", flag_values=FLAGS
+)
+_OUTPUT_JSON = flags.DEFINE_string("output_json", None, "where to write all figures", flag_values=FLAGS)
+_ONLY = flags.DEFINE_list("only", [], "parts to run, by the first word of their names; unset: all", flag_values=FLAGS)
 
 Columns = dict[str, str]
 MOST_ERROR = 4  # roundings; see gpu_products.checks
@@ -177,4 +184,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=FLAGS)

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from absl import flags
 
 from bench import gpu, gpu_products
 
@@ -12,10 +11,9 @@ from bench import gpu, gpu_products
 @pytest.fixture
 def options(tmp_path):
     path = tmp_path / "gpu.json"
-    flags.FLAGS.unparse_flags()
-    flags.FLAGS(["gpu", "--shape=tiny", "--only=device,peak,checks,products", f"--output_json={path}"])
+    gpu.FLAGS(["gpu", "--shape=tiny", "--only=device,peak,checks,products", f"--output_json={path}"])
     yield path
-    flags.FLAGS.unparse_flags()
+    gpu.FLAGS.unparse_flags()
 
 
 def test_parts_without_a_model_run_and_are_written(options, monkeypatch, capsys):
