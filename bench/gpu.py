@@ -14,6 +14,7 @@ first, and a part is left out when the budget may not last for it. The JSON is w
 
 import functools
 import json
+import sys
 import tempfile
 import time
 import traceback
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 from bench import gpu_models, gpu_products
 from bench.make_model import SHAPES
@@ -169,7 +170,7 @@ def _wrong(report: Report) -> list[str]:
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]}")
+        raise SystemExit(f"gpu: unexpected argument {argv[1]}")
     report = Report(_BUDGET_S.value, _OUTPUT_JSON.value, _ONLY.value)
     read = check_and_time_products(report, small=_SHAPE.value == ["tiny"])
     with tempfile.TemporaryDirectory() as folder:
@@ -184,4 +185,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=FLAGS)
+    try:
+        main(FLAGS(sys.argv))
+    except flags.Error as error:
+        raise SystemExit(f"gpu: {error}") from None
