@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import synthetic
 
+from sharpi_jax import kernel
 from sharpi_jax.decode.decoder import _init, make_controls
 from sharpi_jax.decode.draft import MtpDrafter
 from sharpi_jax.decode.loop import decode_loop
@@ -65,6 +66,20 @@ def test_no_cache_is_copied_or_converted_in_the_loop(K, rows, cache_dtype):
     for name, kind, line in found:
         assert kind == "fusion", line
         assert name.startswith(("wrapped_scatter", "scatter")) or "dynamic-update-slice" in name, line
+
+
+@pytest.mark.skipif(bool(kernel.problem()), reason=f"no kernel here: {kernel.problem()}")
+@pytest.mark.parametrize(("K", "rows"), [(0, 1), (3, 2)])
+def test_a_recurrent_state_is_only_read_and_then_replayed_in_place(K, rows):
+    """Of a state's size there is one result, that of the kernel's call, and it is its operand's buffer."""
+    text = compiled(256, K, "float16", rows).as_text()
+    E = SMALL.delta_head_dim
+    found = whole_cache_operations(text, f"{rows},{SMALL.delta_heads},{E},{E}")
+    assert [kind for _, kind, _ in found] == ["custom-call"], [line for *_, line in found]
+    (line,) = (line for *_, line in found)
+    assert "sharpi_delta_replay" in line
+    assert re.search(r"output_to_operand_aliasing=\{\{\}: \(0, \{\}\)\}", line)
+    assert text.count('"sharpi_delta_window') == 1
 
 
 def test_a_step_needs_no_more_memory_for_a_longer_context():

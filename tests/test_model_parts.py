@@ -13,7 +13,7 @@ from reference import numpy_model as nm
 
 from sharpi_jax.decode.decoder import Decoder
 from sharpi_jax.decode.score import score
-from sharpi_jax.model import delta, feed_forward, norms, rope, trunk
+from sharpi_jax.model import delta, delta_rule, feed_forward, norms, rope, trunk
 from sharpi_jax.model.attention import attention
 from sharpi_jax.model.cache import DeltaState, DeltaWindow, KVCache, init_delta_state, init_kv_cache
 from sharpi_jax.model.delta import delta_net
@@ -118,6 +118,8 @@ def test_causal_convolution_and_its_state_after_every_count():
 # --- the delta rule ---------------------------------------------------------------------------------------------------
 
 DECAYS = {"strong": -5.0, "weak": -0.01}
+# What runs on this machine (test_kernel_delta.py has more of the kernel), and what runs where there is no kernel.
+FORMS = {"here": (recurrent_delta_rule, replay), "xla": (delta_rule._window_by_xla, delta_rule._replay_by_xla)}
 
 
 def delta_inputs(B, T, H, E, decay="weak", seed=0):
@@ -131,13 +133,15 @@ def delta_inputs(B, T, H, E, decay="weak", seed=0):
     return [a.astype(np.float32) for a in arrays]
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize(("T", "E"), [(1, 16), (2, 16), (7, 16), (17, 64)])
-def test_recurrent_delta_rule_and_every_state_on_the_way(T, E, decay):
+def test_recurrent_delta_rule_and_every_state_on_the_way(T, E, decay, form):
     q, k, v, g, beta, state = delta_inputs(2, T, 4, E, decay)
     factor = np.exp(g)
-    outputs, written = jax.jit(recurrent_delta_rule)(q, k, v, factor, beta, state)
-    states = [jax.jit(replay)(state, k, written, factor, jnp.full(2, n)) for n in range(T + 1)]
+    rule, redo = map(jax.jit, FORMS[form])
+    outputs, written = rule(q, k, v, factor, beta, state)
+    states = [redo(state, k, written, factor, jnp.full(2, n)) for n in range(T + 1)]
     assert same_bits(np.asarray(states[0]), state)
     for row in range(2):
         S = state[row].astype(np.float64)
@@ -147,12 +151,13 @@ def test_recurrent_delta_rule_and_every_state_on_the_way(T, E, decay):
             assert_close(states[t + 1][row], S, 1e-6)
 
 
-def test_the_window_that_a_position_stands_in_leaves_no_trace():
+@pytest.mark.parametrize("form", FORMS)
+def test_the_window_that_a_position_stands_in_leaves_no_trace(form):
     """Windows of every width, and rows that keep unequal counts, have the bits of one position at a time."""
     T, B = 9, 3
     q, k, v, g, beta, state = delta_inputs(B, T, 4, 32)
     decay = np.exp(g)
-    rule, redo = jax.jit(recurrent_delta_rule), jax.jit(replay)
+    rule, redo = map(jax.jit, FORMS[form])
     states, outputs = [state], []
     for t in range(T):
         now = slice(t, t + 1)

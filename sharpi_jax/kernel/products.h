@@ -2,6 +2,7 @@
 // are.
 #pragma once
 
+#include "rows.h"
 #include "weight.h"
 
 namespace sharpi {
@@ -89,20 +90,6 @@ inline void multiply_float(const Source& source, const float* x, int inputs, F32
     }
   });
   for (int r = 0; r < kRows; ++r) out[r] = (acc[r][0] + acc[r][1]) + (acc[r][2] + acc[r][3]);
-}
-
-template <auto kValue>
-struct Constant {
-  static constexpr auto value = kValue;
-};
-
-// body(first row, number of rows as a constant) from row `first` to before `last`: kMost at a time, then the rest.
-template <int kMost, typename Body>
-inline void by_rows(int first, int last, Body body) {
-  for (; first + kMost <= last; first += kMost) body(first, Constant<kMost>());
-  if constexpr (kMost > 1) {
-    if (first < last) by_rows<kMost - 1>(first, last, body);
-  }
 }
 
 }  // namespace sharpi

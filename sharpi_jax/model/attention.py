@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sharpi_jax import kernel
 from sharpi_jax.model.cache import BLOCK, KVCache, from_stored, to_stored
 from sharpi_jax.model.config import ModelConfig
 from sharpi_jax.model.norms import rms_norm, row_sum
@@ -62,8 +63,26 @@ def _write(cache: KVCache, k: jax.Array, v: jax.Array, window: Window) -> KVCach
 def _attend(q: jax.Array, window: Window, cache: KVCache) -> jax.Array:
     """Causal grouped attention: q [B, T, N, G, E], already scaled -> [B, T, N, G, E].
 
-    Of each row only the blocks of slots up to its last valid position are read, each once for all queries.
+    Of each row only the slots up to its last valid position are read (in XLA's form whole blocks), each once for all
+    queries. Decode windows on a CPU go through the C++ kernel where there is one; prompts never do: training
+    differentiates them.
     """
+    if not window.row_exact or kernel.problem():
+        return _by_blocks(q, window, cache)
+    mixed: jax.Array = lax.platform_dependent(q, window, cache, cpu=_by_kernel, default=_by_blocks)
+    return mixed
+
+
+def _by_kernel(q: jax.Array, window: Window, cache: KVCache, path: str | None = None) -> jax.Array:
+    """The C++ kernel's result, in which padding is 0; `path` is one of kernel.PATHS, the best unless given."""
+    stored = {"uint16": "Bfloat16", "float16": "Float16", "float32": "Float32"}[str(cache.k.dtype)]
+    target = kernel.target("attention", f"SHARPI_CACHE={stored}", path=path)
+    call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(q.shape, jnp.float32))
+    return call(q, window.positions, window.valid, cache.k, cache.v)
+
+
+def _by_blocks(q: jax.Array, window: Window, cache: KVCache) -> jax.Array:
+    """XLA's form."""
     B, T, N, G, E = q.shape
     size = GROUP if window.row_exact else T
     pad = -T % size

@@ -7,9 +7,9 @@ Per head, with state S [E, E] (key dimension first), log decay g and write stren
   D  o  = S^T q                    read
 
 What must not be got wrong: in the recurrent form a row's bits depend neither on the window's width nor on the number of
-rows. Each position runs the same two compiled functions, and they read the state by dots, never by reductions (see
-norms.py). One dot does for both reads: with r = S^T [k, q] of the old state, S'^T k = exp(g) r_k and
-o = exp(g) r_q + (k . q) d.
+rows. On a CPU a C++ kernel sees to that (delta_kernel.py). Elsewhere each position runs the same two compiled functions
+and they read the state by dots, never by reductions (see norms.py). Both forms read it once per position: with
+r = S^T [k, q] of the old state, S'^T k = exp(g) r_k and o = exp(g) r_q + (k . q) d.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
+from sharpi_jax import kernel
+from sharpi_jax.model import delta_kernel
 from sharpi_jax.model.norms import row_sum
 
 CHUNK = 64
@@ -52,6 +54,17 @@ def recurrent_delta_rule(
     Returns:
       outputs [B, T, H, E], and what was written, d [B, T, H, E]: with it `replay` gives the state after any position.
     """
+    args = (q, k, v, decay, beta, state)
+    if kernel.problem():
+        return _window_by_xla(*args)
+    out: tuple[jax.Array, jax.Array] = lax.platform_dependent(*args, cpu=delta_kernel.window, default=_window_by_xla)
+    return out
+
+
+def _window_by_xla(
+    q: jax.Array, k: jax.Array, v: jax.Array, decay: jax.Array, beta: jax.Array, state: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """`recurrent_delta_rule` where there is no kernel."""
     qk = row_sum(q * k)[..., 0]
     every = jnp.ones(q.shape[0], bool)
     S = state
@@ -72,6 +85,15 @@ def replay(state: jax.Array, k: jax.Array, d: jax.Array, decay: jax.Array, count
     Args:
       k, d: [B, T, H, E], decay: [B, T, H], as `recurrent_delta_rule` had and gave them.
     """
+    args = (state, k, d, decay, count)
+    if kernel.problem():
+        return _replay_by_xla(*args)
+    out: jax.Array = lax.platform_dependent(*args, cpu=delta_kernel.replay, default=_replay_by_xla)
+    return out
+
+
+def _replay_by_xla(state: jax.Array, k: jax.Array, d: jax.Array, decay: jax.Array, count: jax.Array) -> jax.Array:
+    """`replay` where there is no kernel."""
 
     def step(t: jax.Array, S: jax.Array) -> jax.Array:
         new: jax.Array = _write(S, *(_at(a, t) for a in (k, d, decay)), t < count)
