@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sharpi_jax import checkpoint
+from sharpi_jax import checkpoint, kernel
 from sharpi_jax.assets import DEMO_MODEL
 from sharpi_jax.checkpoint.detokenizer import StreamingDetokenizer
 from sharpi_jax.decode.decoder import Decoder, Plan
@@ -259,6 +259,9 @@ def load(
     if act_quant == "q8" and dtype != "float32":
         raise OptionError(f"act_quant q8 works in float32 and int8; with it, dtype {dtype} cannot be chosen.")
     engine, notes = choose_engine(engine)
+    if engine == "native":
+        stored = ("attention", f"SHARPI_CACHE={cache_dtype.capitalize()}")
+        kernel.compile_ahead(stored, ("delta_window",), ("delta_replay",))
     return Model(checkpoint.read(path, mtp_model, on_progress, engine), dtype, cache_dtype, act_quant, notes)
 
 

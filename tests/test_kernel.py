@@ -146,7 +146,7 @@ for dtype in ("float32", "int8"):
 def unbuilt(monkeypatch, tmp_path):
     """A user who never ran this before; nothing that was found out is remembered."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    forgetful = (build.library, kernel.problem, kernel.target)
+    forgetful = (build._library, kernel.problem, kernel.target)
     for function in forgetful:
         function.cache_clear()
     yield tmp_path
@@ -157,7 +157,7 @@ def unbuilt(monkeypatch, tmp_path):
 def test_it_is_built_once(unbuilt, monkeypatch):
     made = build.library("norms.cc", "portable")
     assert [f.name for f in (unbuilt / "sharpi_jax" / "kernels").iterdir()] == [made.name]
-    build.library.cache_clear()
+    build._library.cache_clear()
     monkeypatch.setattr(build, "_compile", lambda *args: pytest.fail("built again"))
     assert build.library("norms.cc", "portable") == made
 

@@ -70,7 +70,7 @@ def test_experts_in_the_loop_by_the_gpus_kernel_give_what_exact_arithmetic_gives
     module, stacked = sys.modules["sharpi_jax.quant.matmul"], []
     plainly = module._plainly
 
-    def by_kernel(rows, weight, dtype):
+    def by_kernel(rows, weight, dtype="float32"):
         if weight.index is None or len(rows) > 4:
             return plainly(rows, weight, dtype)
         stacked.append(weight.format)

@@ -1,13 +1,15 @@
 """The C++ kernels: sources, compilation on first use, and XLA's names for them."""
 
+import concurrent.futures
 import ctypes
 import functools
+import os
 
 import jax
 
 from sharpi_jax.kernel.build import PATHS, BuildError, library, paths_here
 
-__all__ = ["PATHS", "paths_here", "problem", "target"]
+__all__ = ["PATHS", "compile_ahead", "paths_here", "problem", "target"]
 
 
 @functools.cache
@@ -18,6 +20,18 @@ def problem() -> str:
     except (BuildError, OSError) as fault:
         return str(fault)
     return ""
+
+
+def compile_ahead(*wanted: tuple[str, ...]) -> None:
+    """Begins to compile kernels, as many at a time as there are processors, and does not wait.
+
+    Args:
+      wanted: (call, macros...) each, as for `target`, which waits for what is still being compiled.
+    """
+    pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1)
+    for call, *defined in wanted:
+        pool.submit(library, f"{call}.cc", paths_here()[0], *defined)
+    pool.shutdown(wait=False)
 
 
 @functools.cache

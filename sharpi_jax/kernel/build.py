@@ -4,16 +4,19 @@ A compiler on the user's machine is the most robust way for a kernel that must f
 that come with JAX: one file, two seconds, no Python ABI. Without one nothing breaks, see `matmul`.
 """
 
+import collections
 import functools
 import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 
 import jax
 
 from sharpi_jax import folders
+from sharpi_jax.errors import SharpiError
 
 SOURCES = Path(__file__).parent
 _AVX2 = ("avx2", "fma", "f16c")
@@ -30,8 +33,8 @@ PATHS = {
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-ffp-contract=off")
 
 
-class BuildError(Exception):
-    """The kernel cannot be had; the message says why, without a full stop."""
+class BuildError(SharpiError):
+    """A kernel cannot be had; the message says why, without a full stop."""
 
 
 def paths_here() -> tuple[str, ...]:
@@ -40,8 +43,17 @@ def paths_here() -> tuple[str, ...]:
     return tuple(name for name, (needs, _) in PATHS.items() if have.issuperset(needs))
 
 
-@functools.cache
+_LOCKS: dict[tuple[str, ...], threading.Lock] = collections.defaultdict(threading.Lock)
+
+
 def library(source: str, path: str, *defined: str) -> Path:
+    """As `_library`, once at a time: a thread that needs what another one is compiling waits for it."""
+    with _LOCKS[source, path, *defined]:
+        return _library(source, path, *defined)
+
+
+@functools.cache
+def _library(source: str, path: str, *defined: str) -> Path:
     """The compiled kernel of one source and one path, built if need be.
 
     Args:

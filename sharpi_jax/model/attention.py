@@ -24,6 +24,9 @@ _PRECISION = lax.Precision.HIGHEST
 _Softmax = tuple[jax.Array, jax.Array, jax.Array]  # highest score, sum of weights [N, R, 1]; weighted values [N, R, E]
 
 
+STORED = {"uint16": "Bfloat16", "float16": "Float16", "float32": "Float32"}  # the kernel's names of caches' types
+
+
 def attention(
     p: AttentionParams, cfg: ModelConfig, y: jax.Array, cache: KVCache, window: Window, rope: RopeTable
 ) -> tuple[jax.Array, KVCache]:
@@ -64,10 +67,10 @@ def _attend(q: jax.Array, window: Window, cache: KVCache) -> jax.Array:
     """Causal grouped attention: q [B, T, N, G, E], already scaled -> [B, T, N, G, E].
 
     Of each row only the slots up to its last valid position are read (in XLA's form whole blocks), each once for all
-    queries. Decode windows on a CPU go through the C++ kernel where there is one; prompts never do: training
-    differentiates them.
+    queries. Decode windows on a CPU go through the C++ kernel where there is one that has vectors (its portable
+    path is slower than XLA's form); prompts never do: training differentiates them.
     """
-    if not window.row_exact or kernel.problem():
+    if not window.row_exact or kernel.problem() or kernel.paths_here()[0] == "portable":
         return _by_blocks(q, window, cache)
     mixed: jax.Array = lax.platform_dependent(q, window, cache, cpu=_by_kernel, default=_by_blocks)
     return mixed
@@ -75,8 +78,7 @@ def _attend(q: jax.Array, window: Window, cache: KVCache) -> jax.Array:
 
 def _by_kernel(q: jax.Array, window: Window, cache: KVCache, path: str | None = None) -> jax.Array:
     """The C++ kernel's result, in which padding is 0; `path` is one of kernel.PATHS, the best unless given."""
-    stored = {"uint16": "Bfloat16", "float16": "Float16", "float32": "Float32"}[str(cache.k.dtype)]
-    target = kernel.target("attention", f"SHARPI_CACHE={stored}", path=path)
+    target = kernel.target("attention", f"SHARPI_CACHE={STORED[str(cache.k.dtype)]}", path=path)
     call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(q.shape, jnp.float32))
     return call(q, window.positions, window.valid, cache.k, cache.v)
 

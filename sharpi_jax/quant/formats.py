@@ -55,7 +55,7 @@ class BlockFormat:
         bytes (as floats XLA converts a whole table before it gathers a row), float32.
       split: blocks [..., n, block_bytes] uint8 to Parts; None for plain floats.
       bits: of a code. group: weights that share a small scale (or the block's, where it has no small ones).
-      offset: what is taken from a code. table: what a code stands for instead, or empty.
+      minimum: whether there is one. offset: what is taken from a code. table: what a code stands for instead, or empty.
       exponent: whether the scale is 2^(d - 128), not a float16.
     """
 
@@ -66,6 +66,7 @@ class BlockFormat:
     split: Callable[[jax.Array], Parts] | None
     bits: int
     group: int
+    minimum: bool = False
     offset: int = 0
     table: tuple[int, ...] = ()
     exponent: bool = False
@@ -264,13 +265,13 @@ FORMATS: dict[str, BlockFormat] = {
         _entry("BF16", None, 16),
         _entry("Q8_0", _q8_0, 8, 32, offset=128),
         _entry("Q4_0", _nibbles_of_32, 4, 32, offset=8),
-        _entry("Q4_1", _q4_1, 4, 32),
+        _entry("Q4_1", _q4_1, 4, 32, minimum=True),
         _entry("Q5_0", _q5_0, 5, 32, offset=16),
-        _entry("Q5_1", _q5_1, 5, 32),
-        _entry("Q2_K", _q2_k, 2, 16),
+        _entry("Q5_1", _q5_1, 5, 32, minimum=True),
+        _entry("Q2_K", _q2_k, 2, 16, minimum=True),
         _entry("Q3_K", _q3_k, 3, 16, offset=4),
-        _entry("Q4_K", _q4_k, 4, 32),
-        _entry("Q5_K", _q5_k, 5, 32),
+        _entry("Q4_K", _q4_k, 4, 32, minimum=True),
+        _entry("Q5_K", _q5_k, 5, 32, minimum=True),
         _entry("Q6_K", _q6_k, 6, 16, offset=32),
         _entry("IQ4_NL", _nibbles_of_32, 4, 32, table=_IQ4),
         _entry("IQ4_XS", _iq4_xs, 4, 32, table=_IQ4),

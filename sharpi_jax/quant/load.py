@@ -8,6 +8,7 @@ import numpy as np
 
 from sharpi_jax import kernel
 from sharpi_jax.errors import CheckpointError, OptionError
+from sharpi_jax.quant import native
 from sharpi_jax.quant.expand import can_expand, expand
 from sharpi_jax.quant.formats import FORMATS
 from sharpi_jax.quant.packed import Packed
@@ -62,6 +63,8 @@ def pack(raw: np.ndarray, type_name: str, tensor: str, engine: str | None = None
             )
         raw, type_name = expand(raw, type_name), "BF16"
     if engine is not None and not FORMATS[type_name].is_plain:
+        if engine == "native":
+            native.compile_ahead(type_name)
         return _lay_out(raw, type_name, engine)
     return Packed(jax.device_put(raw.view(jnp.dtype(FORMATS[type_name].dtype))), type_name)
 
