@@ -5,6 +5,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <thread>
 
 #include "xla/ffi/api/ffi.h"
 
@@ -30,7 +31,8 @@ inline void parallel_for(xla::ffi::ThreadPool& pool, int64_t count, int64_t piec
   };
   for (int64_t h = 0; h < helpers; ++h) pool.Schedule(decltype(work)(work));
   work();
-  while (shared->done.load(std::memory_order_acquire) < pieces) {
+  for (int spins = 0; shared->done.load(std::memory_order_acquire) < pieces; ++spins) {
+    if (spins > 1000) std::this_thread::yield();  // on a busy machine the other thread may have to get its turn first
   }
 }
 
