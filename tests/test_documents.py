@@ -59,8 +59,13 @@ def test_the_traced_example_prints_what_the_readme_shows(capfd, monkeypatch):
     monkeypatch.chdir(ROOT)
     shown = next(body for kind, body in BLOCKS if kind == "console" and "--trace_mtp" in body).splitlines()
     assert main(shlex.split(shown[0].removeprefix("$ sharpi-jax"))) == 0
-    err = capfd.readouterr().err.splitlines()
-    assert err[: len(shown) - 2] == shown[1:-1]
+    err = "\n".join(capfd.readouterr().err.splitlines()[: len(shown) - 2])
+    shown = "\n".join(shown[1:-1])
+    figure = re.compile(r"p=(0\.\d+)")
+    assert figure.sub("p=", err) == figure.sub("p=", shown)
+    # One of them lies within 1e-6 of where its last digit turns, and processors round differently.
+    differences = [float(a) - float(b) for a, b in zip(figure.findall(err), figure.findall(shown), strict=True)]
+    assert max(map(abs, differences)) < 1.5e-4
 
 
 def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
