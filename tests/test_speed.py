@@ -44,12 +44,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         return prefill(self, *args, **kwargs)
 
     def slow_advance(self, state, controls, until, drafter=None):
-        K, before = state.draft_length, int(state.counters.steps[0])
+        K, before, idle = state.draft_length, int(state.counters.steps[0]), isinstance(drafter, speed.IdleDrafter)
         after = advance(self, state, controls, until, drafter)
         steps = int(after.counters.steps[0]) - before
-        found.now += steps * (10 + K + (3 * K if drafter is None else 0)) / 1e3
-        if (K, drafter is None) not in seen:
-            seen.add((K, drafter is None))
+        found.now += steps * (10 + K + (0 if idle else 3 * K)) / 1e3
+        if (K, idle) not in seen:
+            seen.add((K, idle))
             found.now += 100.0
         return after
 
