@@ -32,7 +32,7 @@ def test_defaults() -> None:
     options = chosen.options
     assert (options.max_tokens, options.ctx_size, options.ignore_eos) == (256, None, False)
     assert (options.spec_type, options.spec_draft_n_max, options.spec_draft_p_min) == ("auto", 3, 1.0)
-    assert (chosen.dtype, chosen.cache_dtype) == ("float32", "float16")
+    assert chosen.load == {"dtype": "float32", "cache_dtype": "float16", "act_quant": "none", "engine": "auto"}
     assert (chosen.platform, chosen.threads, chosen.output_json) == (None, None, None)
     assert (chosen.chat, chosen.trace, chosen.p_min_unset, chosen.stop) == (False, False, False, ())
 
