@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import pytest
+from models import is_weight
 from reference import numpy_model
 from reference.numpy_evaluate import chained_drafts
 
@@ -16,7 +17,7 @@ from sharpi_jax.decode.decoder import Decoder
 from sharpi_jax.decode.score import score
 from sharpi_jax.evaluate import DEPTHS
 from sharpi_jax.model.rope import rope_table
-from sharpi_jax.quant import Packed, dequantise
+from sharpi_jax.quant import dequantise
 from tools.demo_model import export, loss, measures, refine, train, vocabulary
 from tools.demo_model.model import CONFIG, init_trainable, to_params
 
@@ -133,8 +134,8 @@ def test_what_is_exported_is_what_is_read(trainable, tmp_path):
     assert read["F32"].tokenizer.stop_ids == (WORDS.end_id,)
 
     def dense(tree):
-        packed = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Packed))
-        return [np.asarray(dequantise(x) if isinstance(x, Packed) else x) for x in packed]
+        packed = jax.tree.leaves(tree, is_leaf=is_weight)
+        return [np.asarray(dequantise(x) if is_weight(x) else x) for x in packed]
 
     for written, found in zip(dense(params), dense(read["F32"].params), strict=True):
         np.testing.assert_array_equal(written, found)

@@ -95,6 +95,10 @@ def _by_blocks(q: jax.Array, window: Window, cache: KVCache) -> jax.Array:
     last = jnp.max(jnp.where(window.valid, window.positions, 0), axis=1)
     blocks = jnp.minimum(last // BLOCK + 1, cache.k.shape[1] // BLOCK)
 
+    # A window over the whole cache needs every block: a fixed number of them has gradients, which training takes.
+    every = cache.k.shape[1] // BLOCK
+    spans_all = not window.row_exact and cache.k.shape[1] - T < BLOCK
+
     def one_row(row: tuple[jax.Array, ...]) -> jax.Array:
         index, count, q_row, positions_row = row
         groups = [(q_row[i], positions_row[i]) for i in range(q_row.shape[0])]
@@ -104,7 +108,7 @@ def _by_blocks(q: jax.Array, window: Window, cache: KVCache) -> jax.Array:
             return [_add_block(s, *group, k, v, block) for s, group in zip(softmaxes, groups, strict=True)]
 
         empty = [_empty(q_group) for q_group, _ in groups]
-        done = lax.fori_loop(0, count, one_block, empty)
+        done = lax.fori_loop(0, every if spans_all else count, one_block, empty)
         return jnp.stack([mixed / total for _, total, mixed in done])
 
     mixed: jax.Array = lax.map(one_row, (jnp.arange(B), blocks, queries, positions))

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -10,6 +11,7 @@ from sharpi_jax import DecodeOptions, Generation, Model
 from sharpi_jax.decode.decoder import Decoder
 from sharpi_jax.evaluate import WINDOWS_AT_ONCE, score_windows
 from sharpi_jax.model.params import ModelParams
+from sharpi_jax.quant import Tiled
 
 WINDOW = 256
 REPEAT = 12
@@ -61,8 +63,8 @@ def without_final_norm(params: ModelParams) -> ModelParams:
 def swapped_halves(params: ModelParams) -> ModelParams:
     """The head with the halves of its input exchanged: hidden where the embedding belongs. For any block format."""
     assert params.mtp is not None
-    first, second = jnp.split(params.mtp.proj.blocks, 2, axis=-1)
-    swapped = params.mtp.proj.replace(blocks=jnp.concatenate([second, first], axis=-1))
+    inputs = -2 if isinstance(params.mtp.proj, Tiled) else -1
+    swapped = jax.tree.map(lambda a: jnp.roll(a, a.shape[inputs] // 2, axis=inputs), params.mtp.proj)
     return params.replace(mtp=params.mtp.replace(proj=swapped))
 
 
