@@ -73,7 +73,7 @@ class Model:
         self.notes = read.notes + notes
         fast = dataclasses.replace(self.config, dtype="int8") if act_quant == "q8" else self.config
         self.decoder = Decoder(read.params, fast)
-        self._exact = Decoder(read.params, self.config)  # what is measured is never rounded for speed
+        self._unrounded = Decoder(read.params, self.config)
 
     @property
     def has_mtp(self) -> bool:
@@ -210,6 +210,11 @@ class Model:
             common=self._common(options),
             on_round=on_round,
         )
+
+    @property
+    def _exact(self) -> Decoder:
+        """What is measured is never rounded for speed; where nothing is, programs are shared."""
+        return self.decoder if self.decoder.cfg.dtype == self.config.dtype else self._unrounded
 
     def _common(self, options: DecodeOptions) -> np.ndarray | None:
         """The tokens among which to draft, beside those of the prompt; None for all."""
