@@ -10,8 +10,8 @@ import models
 import numpy as np
 import pytest
 import synthetic
+from kernels import needs_compiler
 
-from sharpi_jax import kernel
 from sharpi_jax.decode.decoder import _init, make_controls
 from sharpi_jax.decode.draft import MtpDrafter
 from sharpi_jax.decode.loop import decode_loop
@@ -68,7 +68,7 @@ def test_no_cache_is_copied_or_converted_in_the_loop(K, rows, cache_dtype):
         assert name.startswith(("wrapped_scatter", "scatter")) or "dynamic-update-slice" in name, line
 
 
-@pytest.mark.skipif(bool(kernel.problem()), reason=f"no kernel here: {kernel.problem()}")
+@needs_compiler
 @pytest.mark.parametrize(("K", "rows"), [(0, 1), (3, 2)])
 def test_a_recurrent_state_is_only_read_and_then_replayed_in_place(K, rows):
     """Of a state's size there is one result, that of the kernel's call, and it is its operand's buffer."""

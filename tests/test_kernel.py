@@ -1,7 +1,5 @@
 """The C++ kernel, every path of it, against float64 arithmetic on gguf's dequantised weights."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -9,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from blocks import BLOCKS, from_gguf, random_raw
+from kernels import lines_by_threads, needs_compiler
 from models import same_bits
 
 from sharpi_jax import kernel
@@ -17,7 +16,7 @@ from sharpi_jax.kernel import build
 from sharpi_jax.model import norms
 from sharpi_jax.quant import FORMATS, choose_engine, matmul, native, pack, take_matrix
 
-pytestmark = pytest.mark.skipif(bool(kernel.problem()), reason=f"no kernel here: {kernel.problem()}")
+pytestmark = needs_compiler
 
 ROUNDING = 2.0**-24  # of float32, half an ulp of 1
 PATHS = kernel.paths_here()
@@ -114,8 +113,7 @@ def test_of_a_stack_the_matrix_that_is_meant_is_read(name):
 def test_many_threads_give_the_bits_of_one(tmp_path: Path):
     """Columns are shared out, and none is summed by two."""
     script = """
-import hashlib, sys
-sys.path.insert(0, sys.argv[1])
+import hashlib
 from blocks import random_raw
 import jax, numpy as np
 from sharpi_jax.quant import matmul, pack
@@ -125,18 +123,9 @@ for dtype in ("float32", "int8"):
     y = np.asarray(jax.jit(matmul, static_argnums=2)(x, weight, dtype))
     print(hashlib.sha256(y.tobytes()).hexdigest())
 """
-    found = []
-    for threads in "125":
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(Path(__file__).parent)],
-            env={"NPROC": threads, "PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "HOME": str(Path.home())},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found.append(done.stdout)
-    assert len(found[0].split()) == 2
-    assert len(set(found)) == 1
+    one, two, five = lines_by_threads(script)
+    assert len(one) == 2
+    assert one == two == five
 
 
 # --- building ---------------------------------------------------------------------------------------------------------

@@ -2,14 +2,12 @@
 
 import dataclasses
 import functools
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels import lines_by_threads, needs_compiler
 from models import same_bits
 
 from sharpi_jax import kernel
@@ -17,7 +15,7 @@ from sharpi_jax.model import attention
 from sharpi_jax.model.cache import BLOCK, KVCache, from_stored, to_stored
 from sharpi_jax.model.window import Window, window_at
 
-pytestmark = pytest.mark.skipif(bool(kernel.problem()), reason=f"no kernel here: {kernel.problem()}")
+pytestmark = needs_compiler
 
 PATHS = kernel.paths_here()
 RANGE = 256  # slots that a thread takes, in attention.cc
@@ -157,25 +155,15 @@ def test_float16s_smallest_numbers(path):
 
 def test_many_threads_give_the_bits_of_one():
     script = """
-import hashlib, sys
-sys.path.insert(0, sys.argv[1])
+import hashlib
 from test_kernel_attention import Case, PATHS
 for path in PATHS:
     for starts in ([1500], [40, 700]):
         print(hashlib.sha256(Case.random(starts, 4, 2, 4, 64, 1600).run(path).tobytes()).hexdigest())
 """
-    found = []
-    for threads in "125":
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(Path(__file__).parent)],
-            env={"NPROC": threads, "PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "HOME": str(Path.home())},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found.append(done.stdout)
-    assert len(found[0].split()) == 2 * len(PATHS)
-    assert len(set(found)) == 1
+    one, two, five = lines_by_threads(script)
+    assert len(one) == 2 * len(PATHS)
+    assert one == two == five
 
 
 # --- where it is used -------------------------------------------------------------------------------------------------

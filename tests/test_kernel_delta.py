@@ -1,14 +1,12 @@
 """The gated delta rule's C++ kernel, every path of it, against float64 and against itself in other company."""
 
 import functools
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels import lines_by_threads, needs_compiler
 from models import same_bits
 from reference import numpy_model as nm
 
@@ -16,7 +14,7 @@ from sharpi_jax import kernel
 from sharpi_jax.model import delta_kernel
 from sharpi_jax.model.delta_rule import recurrent_delta_rule, replay
 
-pytestmark = pytest.mark.skipif(bool(kernel.problem()), reason=f"no kernel here: {kernel.problem()}")
+pytestmark = needs_compiler
 
 PATHS = kernel.paths_here()
 B, T, H = 3, 9, 5
@@ -96,8 +94,7 @@ def test_a_windows_bits_and_those_of_what_it_keeps_are_of_one_position_at_a_time
 def test_many_threads_give_the_bits_of_one():
     """Heads are shared out, and none is summed by two."""
     script = """
-import hashlib, sys
-sys.path.insert(0, sys.argv[1])
+import hashlib
 import jax, numpy as np
 from sharpi_jax.model.delta_rule import recurrent_delta_rule, replay
 from test_kernel_delta import inputs
@@ -106,18 +103,9 @@ o, d = jax.jit(recurrent_delta_rule)(q, k, v, np.exp(g), beta, state)
 for out in (o, d, jax.jit(replay)(state, k, d, np.exp(g), np.int32([9, 0, 4]))):
     print(hashlib.sha256(np.asarray(out).tobytes()).hexdigest())
 """
-    found = []
-    for threads in "125":
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(Path(__file__).parent)],
-            env={"NPROC": threads, "PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "HOME": str(Path.home())},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found.append(done.stdout)
-    assert len(found[0].split()) == 3
-    assert len(set(found)) == 1
+    one, two, five = lines_by_threads(script)
+    assert len(one) == 3
+    assert one == two == five
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])

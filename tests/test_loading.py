@@ -222,7 +222,7 @@ def test_a_run_moves_the_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     def bar() -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: seen.append((done, total))
 
-    monkeypatch.setattr("sharpi_jax.cli.run.loading_bar", bar)
+    monkeypatch.setattr("sharpi_jax.cli.model_file.loading_bar", bar)
     assert main([f"--model={TINY}", "--prompt_ids=99999"]) == 1  # refused once the model is loaded: nothing compiles
     assert "token id 99999 is outside the vocabulary" in capsys.readouterr().err
     assert seen[-1][0] == seen[-1][1] > 0

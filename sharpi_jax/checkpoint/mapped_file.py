@@ -58,6 +58,10 @@ class MappedFile:
         if hasattr(mmap, "MADV_DONTNEED"):  # elsewhere the system takes the pages when it needs them
             self.data.madvise(mmap.MADV_DONTNEED, first, min(offset + nbytes, self.size) - first)
 
+    def release_view(self, view: Bytes) -> None:
+        """The same for what `view` returned, or a contiguous part of it."""
+        self.release(view.ctypes.data - self._bytes.ctypes.data, view.nbytes)
+
     def same_bytes(self, offset: int, other: "MappedFile", other_offset: int, nbytes: int) -> bool:
         """Whether `nbytes` bytes here equal those there; the pages are released behind the comparison."""
         for at in range(0, nbytes, _PIECE):

@@ -23,7 +23,7 @@ from sharpi_jax.model.params import (
     ModelParams,
     MtpParams,
 )
-from sharpi_jax.quant import Weight, dequantise, pack
+from sharpi_jax.quant import Weight, dequantise, lays_out, pack
 
 _Value = TypeVar("_Value", Weight, jax.Array, Weight | jax.Array)
 OnProgress = Callable[[int, int], None]  # bytes that are on the device, bytes in all
@@ -113,7 +113,12 @@ class _Reader:
         return next(found, self._file.path)
 
     def _load(self, row: names.Tensor, name: str) -> Weight | jax.Array:
-        raw, type_name = self._bytes(name, self._dims(row)), self._file.tensors[name].type_name
+        info = self._file.tensors[name]
+        type_name = info.type_name
+        if row.kind == "matrix" and lays_out(type_name, self._engine):  # straight from the map: no copy in between
+            view = self._bytes(name, self._dims(row), self._file.raw)
+            return self._settled(name, pack(view, type_name, name, self._engine, info.file.release_view))
+        raw = self._bytes(name, self._dims(row))
         if row.kind == "matrix":
             return self._settled(name, pack(raw, type_name, name, self._engine))
         return self._settled(name, dequantise(pack(raw, type_name, name)).reshape(self._dims(row)[::-1]))
@@ -140,15 +145,17 @@ class _Reader:
     def _dims(self, row: names.Tensor) -> tuple[int, ...]:
         return tuple(self._sizes[letter] for letter in row.dims.split())
 
-    def _bytes(self, name: str, expected: tuple[int, ...]) -> np.ndarray:
-        """A tensor's bytes, [..., N, bytes per row]."""
+    def _bytes(
+        self, name: str, expected: tuple[int, ...], get: Callable[[str], np.ndarray] | None = None
+    ) -> np.ndarray:
+        """A tensor's bytes, [..., N, bytes per row]: a copy, unless another way to `get` them is given."""
         info = self._file.tensors[name]
         if info.dims not in (expected, (*expected, 1)):  # converters differ on a last dimension of 1
             raise CheckpointError(
                 f"{info.file.path}: tensor {name} has dimensions {list(info.dims)}; "
                 f"the metadata ask for {list(expected)}."
             )
-        return self._file.load(name).reshape(*expected[:0:-1], -1)
+        return (get or self._file.load)(name).reshape(*expected[:0:-1], -1)
 
     def _refuse_unused(self) -> None:
         """Names what the table does not know. MTP blocks that config.py has told the user are not used are exempt."""

@@ -8,17 +8,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sharpi_jax.assets import DEMO_MODEL, DEMO_PROMPT
-from sharpi_jax.cli import device, json_file
-from sharpi_jax.cli.flagset import Flag, Integer, Section, parse, render
-from sharpi_jax.cli.progress import loading_bar
+from sharpi_jax.cli import device, json_file, model_file
+from sharpi_jax.cli.flagset import Flag, Integer, Section, answered, parse
 from sharpi_jax.cli.prompt import read_text
-from sharpi_jax.cli.run import check_model
 from sharpi_jax.cli.run_flags import LOAD_FLAGS, check_paths, check_text
 from sharpi_jax.cli.run_flags import SECTIONS as RUN_SECTIONS
 from sharpi_jax.cli.terminal import note, printable
 from sharpi_jax.cli.usage import UsageError
 from sharpi_jax.decode.options import MAX_DRAFT
-from sharpi_jax.version import __version__
 
 if TYPE_CHECKING:  # api imports JAX, and `--help` must not
     from sharpi_jax.api import Model
@@ -60,11 +57,7 @@ def main(argv: Sequence[str]) -> int:
     """The subcommand: argv without its name."""
     parsed = parse(argv, SECTIONS)
     values = parsed.values
-    if values["help"]:
-        print(HELP + "\n" + render(SECTIONS))
-        return 0
-    if values["version"]:
-        print(f"sharpi-jax {__version__}")
+    if answered(parsed, HELP, SECTIONS):
         return 0
     if parsed.positional:
         raise UsageError(f"unexpected argument {parsed.positional[0]!r}; give the model as --model=FILE.")
@@ -81,21 +74,14 @@ def main(argv: Sequence[str]) -> int:
 def _measure(values: dict[str, Any]) -> None:
     device.configure(values["platform"], values["threads"], compile_cache=values["compile_cache"])
     path, document_path = values["model"] or str(DEMO_MODEL), values["output_json"]
-    for given in (path, values["mtp_model"]):
-        if given is not None:
-            check_model(given)
+    model_file.check(path, values["mtp_model"])
     text = values["prompt"] if values["prompt"] is not None else DEMO_PROMPT
     if values["prompt_file"] is not None:
         text = read_text(values["prompt_file"], "prompt")
     if document_path is not None:
         json_file.check_writable(document_path)
-    device.check(values["platform"])
-    from sharpi_jax import api  # here, not above: it imports JAX
-
-    with loading_bar() as show:
-        model = api.load(
-            path, mtp_model=values["mtp_model"], on_progress=show, **{name: values[name] for name in LOAD_FLAGS}
-        )
+    options = {name: values[name] for name in LOAD_FLAGS}
+    model = model_file.load(path, values["mtp_model"], values["platform"], options)
     for line in model.notes:
         note(line)
     prompt = model.tokenizer.encode_prompt(text)

@@ -14,6 +14,7 @@ from absl import flags
 
 from sharpi_jax.cli.argv import LONG_NAMES, normalise
 from sharpi_jax.cli.usage import UsageError
+from sharpi_jax.version import __version__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +120,17 @@ def parse(argv: Sequence[str], sections: Sequence[Section]) -> Parsed:
     except (flags.Error, ValueError) as error:
         raise UsageError(f"{str(error).rstrip('.')}.") from error
     return Parsed(table.flag_values_dict(), tuple(positional))
+
+
+def answered(parsed: Parsed, help_text: str, sections: Sequence[Section]) -> bool:
+    """Prints what --help or --version asks for; False where neither was given."""
+    if parsed.values["help"]:
+        print(help_text + "\n" + render(sections))
+    elif parsed.values["version"]:
+        print(f"sharpi-jax {__version__}")
+    else:
+        return False
+    return True
 
 
 def _define(sections: Sequence[Section]) -> flags.FlagValues:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sharpi_jax.cli.flagset import Flag, Section, parse, render
+from sharpi_jax.cli.flagset import Flag, Section, answered, parse
 from sharpi_jax.cli.terminal import count, printable
 from sharpi_jax.cli.usage import UsageError
-from sharpi_jax.version import __version__
 
 if TYPE_CHECKING:
     from sharpi_jax.checkpoint.describe import Description, Mtp, TokenizerFacts
@@ -37,11 +36,7 @@ _SHOWN_CHARACTERS = 80
 def main(argv: Sequence[str]) -> int:
     """The subcommand: argv without its name."""
     parsed = parse(argv, SECTIONS)
-    if parsed.values["help"]:
-        print(HELP + "\n" + render(SECTIONS))
-        return 0
-    if parsed.values["version"]:
-        print(f"sharpi-jax {__version__}")
+    if answered(parsed, HELP, SECTIONS):
         return 0
     model = parsed.values["model"]
     paths = [*([model] if model else []), *parsed.positional]

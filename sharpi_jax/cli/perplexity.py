@@ -8,16 +8,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sharpi_jax.assets import DEMO_MODEL
-from sharpi_jax.cli import device, json_file
-from sharpi_jax.cli.flagset import Flag, Integer, Section, parse, render
-from sharpi_jax.cli.progress import loading_bar
+from sharpi_jax.cli import device, json_file, model_file
+from sharpi_jax.cli.flagset import Flag, Integer, Section, answered, parse
 from sharpi_jax.cli.prompt import read_text
-from sharpi_jax.cli.run import check_model
 from sharpi_jax.cli.run_flags import SECTIONS as RUN_SECTIONS
 from sharpi_jax.cli.run_flags import check_paths
 from sharpi_jax.cli.terminal import count, note, printable
 from sharpi_jax.cli.usage import UsageError
-from sharpi_jax.version import __version__
 
 if TYPE_CHECKING:  # api imports JAX, and `--help` must not
     from sharpi_jax.api import Model
@@ -52,11 +49,7 @@ def main(argv: Sequence[str]) -> int:
     """The subcommand: argv without its name."""
     parsed = parse(argv, SECTIONS)
     values = parsed.values
-    if values["help"]:
-        print(HELP + "\n" + render(SECTIONS))
-        return 0
-    if values["version"]:
-        print(f"sharpi-jax {__version__}")
+    if answered(parsed, HELP, SECTIONS):
         return 0
     if parsed.positional:
         raise UsageError(f"unexpected argument {parsed.positional[0]!r}; give the text as --file=FILE.")
@@ -72,18 +65,12 @@ def main(argv: Sequence[str]) -> int:
 def _measure(values: dict[str, Any]) -> None:
     device.configure(values["platform"], values["threads"], compile_cache=values["compile_cache"])
     path, document_path = values["model"] or str(DEMO_MODEL), values["output_json"]
-    for given in (path, values["mtp_model"]):
-        if given is not None:
-            check_model(given)
+    model_file.check(path, values["mtp_model"])
     text = read_text(values["file"], "text")
     if document_path is not None:
         json_file.check_writable(document_path)
-    device.check(values["platform"])
-    from sharpi_jax import api  # here, not above: it imports JAX
-
-    with loading_bar() as show:
-        types = {name: values[name] for name in ("dtype", "cache_dtype", "engine")}
-        model = api.load(path, mtp_model=values["mtp_model"], on_progress=show, **types)
+    types = {name: values[name] for name in ("dtype", "cache_dtype", "engine")}
+    model = model_file.load(path, values["mtp_model"], values["platform"], types)
     for line in model.notes:
         note(line)
     found = _with_bar(model, text, values["ctx_size"])

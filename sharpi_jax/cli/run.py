@@ -6,19 +6,16 @@ model is loaded, and nothing that costs time happens before it is known that its
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sharpi_jax.cli import chat, demo, device, json_file, report
-from sharpi_jax.cli.flagset import render
-from sharpi_jax.cli.progress import loading_bar
+from sharpi_jax.cli import chat, demo, device, json_file, model_file, report
+from sharpi_jax.cli.flagset import answered
 from sharpi_jax.cli.prompt import read_prompt
 from sharpi_jax.cli.run_flags import SECTIONS, RunFlags, check_run, parse_run
 from sharpi_jax.cli.terminal import note, write_text
 from sharpi_jax.cli.trace import trace_line
 from sharpi_jax.cli.usage import UsageError
-from sharpi_jax.version import __version__
 
 if TYPE_CHECKING:  # api imports JAX, and `--help` must not
     from sharpi_jax.api import Model
@@ -45,27 +42,17 @@ Dashes work as well as underscores (--spec-draft-p-min 0.1), and --no-x turns of
 def main(argv: Sequence[str]) -> int:
     """The subcommand: argv without its name."""
     parsed = parse_run(argv)
-    if parsed.values["help"]:
-        print(HELP + "\n" + render(SECTIONS))
-        return 0
-    if parsed.values["version"]:
-        print(f"sharpi-jax {__version__}")
+    if answered(parsed, HELP, SECTIONS):
         return 0
     flags = check_run(parsed)
     device.configure(flags.platform, flags.threads, compile_cache=flags.compile_cache)
-    for path in (flags.model, flags.mtp_model):
-        if path is not None:
-            check_model(path)
+    model_file.check(flags.model, flags.mtp_model)
     prompt = read_prompt(flags)
     if flags.output_json is not None:
         if prompt is None:
             raise UsageError("--output_json needs a prompt: a conversation is many runs.")
         json_file.check_writable(flags.output_json)
-    device.check(flags.platform)
-    from sharpi_jax import api  # here, not above: it imports JAX
-
-    with loading_bar() as show:
-        model = api.load(flags.model, mtp_model=flags.mtp_model, on_progress=show, **flags.load)
+    model = model_file.load(flags.model, flags.mtp_model, flags.platform, flags.load)
     if flags.chat:
         chat.check(model, flags)
     if prompt is None:
@@ -106,14 +93,3 @@ def _once(model: Model, flags: RunFlags, prompt: str | tuple[int, ...]) -> None:
         note(line)
     if flags.output_json is not None:
         json_file.write(flags.output_json, report.document(flags, generation))
-
-
-def check_model(path: str) -> None:
-    """Lets the file reader say what is wrong with a path that holds no GGUF file, before JAX is imported."""
-    if os.path.isfile(path) and os.access(path, os.R_OK):  # not a pipe: opening one may wait for ever
-        with open(path, "rb") as file:
-            if file.read(4) == b"GGUF":
-                return
-    from sharpi_jax.checkpoint.gguf_file import open_gguf
-
-    open_gguf(path)

@@ -1,6 +1,6 @@
 // Causal grouped attention over a cache, as a call of XLA's foreign function interface.
 //
-//   slots of a row   |0 ............ 511|512 ......... 1023|1024 ... last|     ranges, shared out over threads
+//   slots of a row   |0 ............ 255|256 .......... 511|512 .... last|     ranges, shared out over threads
 //                    |0..63|64..127| ...                                       blocks, read from memory once each
 //
 // For each row, key head and range, all of the window's queries go through the range block by block with an online

@@ -33,6 +33,9 @@ PATHS = {
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-ffp-contract=off")
 
 
+NO_COMPILER = "no C++ compiler was found"
+
+
 class BuildError(SharpiError):
     """A kernel cannot be had; the message says why, without a full stop."""
 
@@ -64,7 +67,7 @@ def _library(source: str, path: str, *defined: str) -> Path:
     """
     compiler = next((c for c in (os.environ.get("CXX"), "c++", "g++", "clang++") if c and shutil.which(c)), None)
     if compiler is None:
-        raise BuildError("no C++ compiler was found")
+        raise BuildError(NO_COMPILER)
     flags = (*_FLAGS, *PATHS[path][1], *(f"-D{macro}" for macro in defined))
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     sources = [file.read_text() for file in sorted(SOURCES.iterdir()) if file.suffix == ".h" or file.name == source]

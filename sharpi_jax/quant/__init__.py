@@ -4,7 +4,7 @@ WORKSPACE.md says how to add a block format; a faster kernel goes behind `matmul
 """
 
 from sharpi_jax.quant.formats import FORMATS, BlockFormat
-from sharpi_jax.quant.load import ENGINES, choose_engine, pack
+from sharpi_jax.quant.load import ENGINES, choose_engine, lays_out, pack
 from sharpi_jax.quant.matmul import (
     Weight,
     dequantise,
@@ -28,6 +28,7 @@ __all__ = [
     "choose_engine",
     "dequantise",
     "for_few_rows",
+    "lays_out",
     "matmul",
     "pack",
     "rows_dot",

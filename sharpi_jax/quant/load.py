@@ -1,6 +1,7 @@
 """From a tensor's bytes to a weight on the device: plain floats as they are, block formats in tiles, slab by slab."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -41,16 +42,28 @@ def choose_engine(wanted: str = "auto") -> tuple[str, tuple[str, ...]]:
     return "xla", (f"the C++ kernel for CPUs is not available ({problem}): decoding is slower; {fix}.",)
 
 
-def pack(raw: np.ndarray, type_name: str, tensor: str, engine: str | None = None) -> Packed | Tiled:
+def lays_out(type_name: str, engine: str | None) -> bool:
+    """Whether `pack` makes memory of its own, slab by slab, of a tensor of this type."""
+    return engine is not None and type_name in FORMATS and not FORMATS[type_name].is_plain
+
+
+def pack(
+    raw: np.ndarray,
+    type_name: str,
+    tensor: str,
+    engine: str | None = None,
+    release: Callable[[np.ndarray], None] = lambda rows: None,
+) -> Packed | Tiled:
     """A tensor's bytes, put on the device; of a type without a decoder here, expanded to bfloat16.
 
     Args:
-      raw: [..., N, bytes per row] uint8, as it lies in the file. On CPU the device may take it over without a copy, so
-        it must never change, and is best memory of its own rather than a view of a mapped file.
+      raw: [..., N, bytes per row] uint8, as it lies in the file. Where it is not laid out the device may take it over
+        without a copy, on CPU: then it must never change, and is best memory of its own, not a view of a mapped file.
       type_name: ggml's name of its type.
       tensor: the tensor's name, for the message.
       engine: what is to multiply by it, one of ENGINES: block formats are laid out in tiles for it. None leaves them
         as they are in the file.
+      release: called with rows of `raw` that will not be read again, some of them more than once.
 
     Raises:
       CheckpointError: the type is not supported.
@@ -62,23 +75,23 @@ def pack(raw: np.ndarray, type_name: str, tensor: str, engine: str | None = None
                 f"convert the file to one of {', '.join(FORMATS)}."
             )
         raw, type_name = expand(raw, type_name), "BF16"
-    if engine is not None and not FORMATS[type_name].is_plain:
+    if engine is not None and lays_out(type_name, engine):
         if engine == "native":
             native.compile_ahead(type_name)
-        return _lay_out(raw, type_name, engine)
+        return _lay_out(raw, type_name, engine, release)
     return Packed(jax.device_put(raw.view(jnp.dtype(FORMATS[type_name].dtype))), type_name)
 
 
-def _lay_out(raw: np.ndarray, type_name: str, engine: str) -> Tiled:
+def _lay_out(raw: np.ndarray, type_name: str, engine: str, release: Callable[[np.ndarray], None]) -> Tiled:
     """A tensor's bytes [..., N, bytes per row] of a block format in tiles, on the device."""
     *lead, N, width = raw.shape
-    stacks = [_lay_out_one(matrix, type_name) for matrix in raw.reshape(-1, N, width)]
+    stacks = [_lay_out_one(matrix, type_name, release) for matrix in raw.reshape(-1, N, width)]
     fields = jax.tree.map(lambda *same: np.stack(same).reshape(*lead, *same[0].shape), *stacks) if lead else stacks[0]
     placed: Tiled = jax.tree.map(jax.device_put, fields)
     return placed.replace(engine=engine)  # type: ignore[attr-defined, no-any-return]
 
 
-def _lay_out_one(raw: np.ndarray, type_name: str) -> Tiled:
+def _lay_out_one(raw: np.ndarray, type_name: str, release: Callable[[np.ndarray], None]) -> Tiled:
     """One matrix in tiles, in aligned memory of the host."""
     N, width = raw.shape
     fmt = FORMATS[type_name]
@@ -86,9 +99,9 @@ def _lay_out_one(raw: np.ndarray, type_name: str) -> Tiled:
     whole: Tiled | None = None
     for at in range(0, N, slab):
         rows = raw[at : at + slab]
-        if len(rows) < slab:
-            rows = np.concatenate([rows, np.zeros((slab - len(rows), width), np.uint8)])
-        piece = _tile_program(rows, type_name)
+        whole_slab = np.pad(rows, ((0, slab - len(rows)), (0, 0))) if len(rows) < slab else rows
+        piece = jax.block_until_ready(_tile_program(whole_slab, type_name))
+        release(raw[: at + slab])  # from the start: a system that reads ahead maps pages around those that are touched
         if whole is None:
             whole = jax.tree.map(lambda field: _aligned((-(-N // LANES), *field.shape[1:]), field.dtype), piece)
         jax.tree.map(functools.partial(_put, at // LANES), whole, piece)

@@ -24,7 +24,6 @@ _MIN_ROWS = {"float32": 2, "bfloat16": 3}
 _MIN_COLUMNS = {"float32": 2, "bfloat16": 4}
 # On a GPU: the kernel unpacks the weight for every four rows anew, and a library product of many rows once.
 MOST_KERNEL_ROWS = 32
-DTYPES = ("float32", "bfloat16", "int8")
 
 Weight = Packed | Tiled
 
