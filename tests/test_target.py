@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import synthetic
 
-from sharpi_jax.decode.acceptance import greedy_p_min
-from sharpi_jax.decode.decoder import Decoder, make_controls
+from sharpi_jax.decode.acceptance import Evidence, rule_params
+from sharpi_jax.decode.controls import make_controls
+from sharpi_jax.decode.decoder import Decoder
+from sharpi_jax.decode.rules import judge
 from sharpi_jax.decode.target import argmax, target_of
 
 # Below a segment, around one, with common factors of 64 to 512 with it and without.
@@ -74,10 +76,18 @@ def test_without_the_sum_the_rule_is_that_of_p_min_one():
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((3, 4, 64)).astype(np.float32)
     drafts = np.where(rng.random((3, 3)) < 0.5, logits[:, :3].argmax(-1), 5).astype(np.int32)
-    rule = jax.jit(lambda asked, p: greedy_p_min(target_of(jnp.asarray(logits), with_sum=asked), drafts, p))
+    numbers = {"temperature": jnp.zeros(3), "seed": jnp.zeros(3, jnp.uint32), "position": jnp.zeros(3, jnp.int32)}
+    numbers |= {"drafts": jnp.asarray(drafts), "proposed": jnp.full(3, 3, jnp.int32)}
+
+    @jax.jit
+    def rule(asked, p_min):
+        target = target_of(jnp.asarray(logits), with_sum=asked)
+        evidence = Evidence(target=target, choice=target.argmax, p=None, q=None, sampled=False, **numbers)
+        return judge("greedy_p_min", evidence, rule_params(3, p_min=p_min))
+
     unasked, exact = rule(False, jnp.full(3, 1e-9)), rule(True, jnp.ones(3))
-    assert np.asarray(unasked.accept).tolist() == np.asarray(exact.accept).tolist()
-    assert np.asarray(rule(True, jnp.full(3, 1e-9)).accept).all()
+    assert np.asarray(unasked.passed).tolist() == np.asarray(exact.passed).tolist()
+    assert (np.asarray(rule(True, jnp.full(3, 1e-9)).passed) == 3).all()
     assert np.isnan(unasked.probability).all()
     assert np.isfinite(exact.probability).all()
 

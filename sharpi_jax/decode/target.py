@@ -58,29 +58,45 @@ def argmax(logits: jax.Array) -> jax.Array:
     return _argmax_and_peak(logits)[0]
 
 
+def top_k(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """The k largest of logits [..., V], k <= V, descending: values [..., k] and ids [..., k] int32.
+
+    Ties go to the lowest id, and a NaN counts as infinity, as in `argmax`. The vocabulary is not sorted: the k
+    segments with the largest maxima, ties to the first, hold the k largest.
+    """
+    # lax.top_k puts -0.0 below 0.0.
+    parts = segments(jnp.where(jnp.isnan(logits), jnp.inf, jnp.where(logits == 0, 0.0, logits)))
+    count, size = parts.shape[-2:]
+    chosen = jnp.sort(lax.top_k(jnp.max(parts, axis=-1), min(k, count))[1], axis=-1)  # so that ids rise
+    inside = jnp.take_along_axis(parts, chosen[..., None], axis=-2)
+    values, places = lax.top_k(inside.reshape(*inside.shape[:-2], -1), k)
+    ids = jnp.take_along_axis(chosen, places // size, axis=-1) * size + places % size
+    return values, ids.astype(jnp.int32)
+
+
 def _argmax_and_peak(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    segments = _segments(jnp.where(jnp.isnan(logits), jnp.inf, logits))
-    peaks = jnp.max(segments, axis=-1)
+    parts = segments(jnp.where(jnp.isnan(logits), jnp.inf, logits))
+    peaks = jnp.max(parts, axis=-1)
     first = jnp.argmax(peaks, axis=-1, keepdims=True)
-    inside = jnp.take_along_axis(segments, first[..., None], axis=-2)[..., 0, :]
+    inside = jnp.take_along_axis(parts, first[..., None], axis=-2)[..., 0, :]
     place = jnp.argmax(inside, axis=-1)
-    ids = first[..., 0] * segments.shape[-1] + place
+    ids = first[..., 0] * parts.shape[-1] + place
     return ids.astype(jnp.int32), jnp.take_along_axis(peaks, first, axis=-1)[..., 0]
 
 
 def _log_sum(logits: jax.Array, peak: jax.Array) -> jax.Array:
     # One row at a time: how XLA orders a sum depends on how many there are. A dot then joins the segments' sums.
-    segments = _segments(logits)
-    rows = segments.reshape(-1, *segments.shape[-2:])
+    parts = segments(logits)
+    rows = parts.reshape(-1, *parts.shape[-2:])
     sums = lax.map(lambda row: jnp.sum(jnp.exp(row[0] - row[1]), axis=-1), (rows, peak.reshape(-1)))
     return jnp.log(row_sum(sums)).reshape(peak.shape)
 
 
-def _segments(logits: jax.Array) -> jax.Array:
-    """[..., V] as [..., segments, size], where it must be filled up with -inf."""
+def segments(logits: jax.Array, fill: float = -jnp.inf) -> jax.Array:
+    """[..., V] as [..., segments, size], filled up at the end with `fill` where no size divides it."""
     V = logits.shape[-1]
     size = math.gcd(V, SEGMENT)
     if size < _SHORTEST:
         size = SEGMENT
-        logits = jnp.pad(logits, [(0, 0)] * (logits.ndim - 1) + [(0, -V % size)], constant_values=-jnp.inf)
+        logits = jnp.pad(logits, [(0, 0)] * (logits.ndim - 1) + [(0, -V % size)], constant_values=fill)
     return logits.reshape(*logits.shape[:-1], -1, size)
