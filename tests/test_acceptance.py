@@ -1,4 +1,6 @@
-"""The acceptance rule against the plain NumPy one, and its properties."""
+"""The acceptance rule greedy_p_min against the plain NumPy one, and its properties."""
+
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -8,20 +10,41 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.numpy_decode import judge
 
-from sharpi_jax.decode.acceptance import accepted_prefix, greedy_p_min
+from sharpi_jax.decode.acceptance import Evidence, accepted_prefix, rule_params
 from sharpi_jax.decode.decoder import make_controls
+from sharpi_jax.decode.rules import judge as judge_by
 from sharpi_jax.decode.target import target_of
 
 B, K, V = 4, 3, 16
 # XLA flushes subnormal numbers to 0, which means 1; make_controls keeps callers from such a threshold.
 P_MIN = st.floats(0, 1, width=32, allow_subnormal=False)
-RULE = jax.jit(lambda logits, drafts, p_min: greedy_p_min(target_of(logits), drafts, p_min))
+
+
+@jax.jit
+def RULE(logits, drafts, p_min):  # noqa: N802
+    """Each draft [B, K] alone, as the only one of a window: logits [B, K, V], p_min [B]."""
+    rows = B * K
+    evidence = Evidence(
+        target=target_of(jnp.broadcast_to(logits.reshape(rows, 1, V), (rows, 2, V))),
+        choice=jnp.broadcast_to(target_of(logits).argmax.reshape(rows, 1), (rows, 2)),
+        drafts=drafts.reshape(rows, 1),
+        proposed=jnp.ones(rows, jnp.int32),
+        p=None,
+        q=None,
+        temperature=jnp.zeros(rows),
+        seed=jnp.zeros(rows, jnp.uint32),
+        position=jnp.zeros(rows, jnp.int32),
+        sampled=False,
+    )
+    found = judge_by("greedy_p_min", evidence, rule_params(rows, p_min=jnp.repeat(p_min, K)))
+    return found.passed.reshape(B, K) == 1, found.probability.reshape(B, K), found.is_argmax.reshape(B, K)
 
 
 def judged(logits, drafts, p_min):
-    """The rule on one window, the same shapes every time."""
+    """The rule on each draft of B windows, the same shapes every time."""
     p_min = np.broadcast_to(np.asarray(p_min, np.float32), (B,))
-    return RULE(jnp.asarray(logits, jnp.float32), jnp.asarray(drafts, jnp.int32), jnp.asarray(p_min))
+    found = RULE(jnp.asarray(logits, jnp.float32), jnp.asarray(drafts, jnp.int32), jnp.asarray(p_min))
+    return SimpleNamespace(**dict(zip(("accept", "probability", "is_argmax"), found, strict=True)))
 
 
 def random_windows(seed, scale=3.0):
