@@ -16,16 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from sharpi_jax.decode.decoder import Decoder, make_controls
-from sharpi_jax.decode.draft import MtpDrafter
+from sharpi_jax.decode.controls import Controls, make_controls
+from sharpi_jax.decode.decoder import Decoder
+from sharpi_jax.decode.draft import MtpDrafter, Proposal, no_drafts
 from sharpi_jax.decode.generate import row_statistics
 from sharpi_jax.decode.shortlist import Shortlist, shortlist_ids
-from sharpi_jax.decode.state import Controls, DecodeState
+from sharpi_jax.decode.state import DecodeState
 from sharpi_jax.decode.stats import Statistics
 from sharpi_jax.decode.step import Drafter
 from sharpi_jax.errors import OptionError
 from sharpi_jax.evaluate.bandwidth import Bandwidth
-from sharpi_jax.model.cache import KVCache
 from sharpi_jax.model.config import ModelConfig
 from sharpi_jax.model.params import ExpertsParams, LayerParams, ModelParams
 
@@ -115,9 +115,9 @@ class IdleDrafter:
     """Proposes token 0 and does nothing else: a step with it costs what verifying costs."""
 
     def __call__(
-        self, params: ModelParams, cfg: ModelConfig, state: DecodeState, K: int
-    ) -> tuple[jax.Array, KVCache | None]:
-        return jnp.zeros((state.length.shape[0], K), jnp.int32), state.mtp
+        self, params: ModelParams, cfg: ModelConfig, state: DecodeState, controls: Controls, wanted: jax.Array
+    ) -> Proposal:
+        return no_drafts(state).replace(count=wanted, caught_up=jnp.asarray(True))  # type: ignore[attr-defined, no-any-return]
 
 
 def measure_speed(
@@ -211,7 +211,7 @@ class _Bench:
     def run(self, K: int, drafter: Drafter) -> _Run:
         if K not in self._states:
             self._states[K] = self._prefill(K)
-        state = jax.block_until_ready(jax.tree.map(jnp.copy, self._states[K]))  # the loop takes its buffers over
+        state = copied(self._states[K])
         seconds, state = self._timed(lambda: self._decoder.advance(state, self._controls, self._max_tokens, drafter))
         begin = len(self._prompt)
         ids = tuple(map(int, jax.device_get(state.tokens)[0, begin : int(state.length[0])]))
@@ -221,11 +221,20 @@ class _Bench:
         return self._decoder.prefill([self._prompt], [self._max_tokens], self._slots, self._controls, K=K)
 
     def _timed(self, call: Callable[[], DecodeState]) -> tuple[float, DecodeState]:
-        """Seconds without compilation, and the state."""
-        programs = self._decoder.programs
-        compiled, began = programs.compile_s, time.perf_counter()
-        state = jax.block_until_ready(call())
-        return time.perf_counter() - began - (programs.compile_s - compiled), state
+        return timed(self._decoder, call)
+
+
+def timed(decoder: Decoder, call: Callable[[], DecodeState]) -> tuple[float, DecodeState]:
+    """Seconds without compilation, and the state."""
+    compiled, began = decoder.programs.compile_s, time.perf_counter()
+    state = jax.block_until_ready(call())
+    return time.perf_counter() - began - (decoder.programs.compile_s - compiled), state
+
+
+def copied(state: DecodeState) -> DecodeState:
+    """For the loop, which takes a state's buffers over."""
+    found: DecodeState = jax.block_until_ready(jax.tree.map(jnp.copy, state))
+    return found
 
 
 def _summary(decoder: Decoder, drafter: MtpDrafter, runs: Sequence[_Run], plain: tuple[int, ...]) -> DepthSpeed:
