@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import synthetic
 
-from sharpi_jax.decode.decoder import _init, make_controls
+from sharpi_jax.decode.controls import make_controls
+from sharpi_jax.decode.decoder import _init
 from sharpi_jax.decode.draft import MtpDrafter
 from sharpi_jax.decode.loop import decode_loop
 from sharpi_jax.decode.prefill import begin

@@ -13,7 +13,8 @@ import numpy as np
 import sharpi_jax
 from bench.make_model import SHAPES, write
 from sharpi_jax import checkpoint
-from sharpi_jax.decode.decoder import Decoder, make_controls
+from sharpi_jax.decode.controls import make_controls
+from sharpi_jax.decode.decoder import Decoder
 from sharpi_jax.decode.score import score
 from sharpi_jax.decode.state import DecodeState
 from sharpi_jax.evaluate.speed import IdleDrafter, step_bytes

@@ -61,8 +61,8 @@ def committed(state: DecodeState, row: int) -> list[np.ndarray]:
 
     The hidden is there because no cache holds what the last layer makes of its attention.
     """
-    length, accepted = int(state.length[row]), int(state.accepted[row])
-    arrays: list[np.ndarray] = [np.asarray(state.window_hidden[row])[accepted]]
+    length, behind = int(state.length[row]), int(state.behind[row])
+    arrays: list[np.ndarray] = [np.asarray(state.window_hidden[row])[behind]]
     for layer in jax.device_get(state.trunk.layers):
         match layer:
             case KVCache():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from sharpi_jax.decode.draft import draft_step
+from sharpi_jax.decode.draft import Proposal, draft_step
 
 
 @struct.dataclass
@@ -21,19 +21,20 @@ class ScriptedDrafter:
     right: jax.Array
     wrong: jax.Array
 
-    def __call__(self, params, cfg, state, K):
+    def __call__(self, params, cfg, state, controls, wanted):
+        K = state.draft_length
         offsets = jnp.arange(K, dtype=jnp.int32)[None, :]
         slots = jnp.minimum(state.length[:, None] + 1 + offsets, state.slots - 1)
         right = jnp.take_along_axis(self.right, jnp.minimum(state.length, state.slots - 1)[:, None], axis=1)
         true = jnp.take_along_axis(self.truth, slots, axis=1)
         wrong = jnp.take_along_axis(self.wrong, slots, axis=1)
-        return jnp.where(offsets < right, true, wrong), state.mtp
+        return Proposal(jnp.where(offsets < right, true, wrong), wanted, None, state.mtp, jnp.asarray(True))
 
 
 @struct.dataclass
 class ShiftedDrafter:
     """A control: the MTP head's drafts, each proposed one position too early, the first last."""
 
-    def __call__(self, params, cfg, state, K):
-        drafts, cache = draft_step(params, cfg, state, K)
-        return jnp.roll(drafts, -1, axis=1), cache
+    def __call__(self, params, cfg, state, controls, wanted):
+        proposal = draft_step(params, cfg, state, controls, wanted)
+        return proposal.replace(drafts=jnp.roll(proposal.drafts, -1, axis=1))

@@ -9,7 +9,8 @@ import pytest
 import synthetic
 from scripted import ScriptedDrafter
 
-from sharpi_jax.decode.decoder import Decoder, make_controls
+from sharpi_jax.decode.controls import make_controls
+from sharpi_jax.decode.decoder import Decoder
 
 ROWS, SLOTS, PROMPTS, LONGEST = 8, 128, 200, 40
 MODEL = "qwen35-tiny-f32"

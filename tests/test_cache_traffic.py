@@ -12,7 +12,8 @@ import pytest
 import synthetic
 from kernels import needs_compiler
 
-from sharpi_jax.decode.decoder import _init, make_controls
+from sharpi_jax.decode.controls import Method, make_controls
+from sharpi_jax.decode.decoder import _init
 from sharpi_jax.decode.draft import MtpDrafter
 from sharpi_jax.decode.loop import decode_loop
 from sharpi_jax.decode.prefill import begin
@@ -24,7 +25,7 @@ from sharpi_jax.model.window import window_at
 SMALL = dataclasses.replace(synthetic.REAL_LAYERS, width=64, ffn_width=64, vocab_size=128, context_length=1 << 16)
 
 
-def compiled(slots, K, cache_dtype, rows=1):
+def compiled(slots, K, cache_dtype, rows=1, method=None):
     """The decode loop's program at this context, never run; nothing of its size is allocated."""
     cfg = dataclasses.replace(SMALL, cache_dtype=cache_dtype)
 
@@ -34,7 +35,8 @@ def compiled(slots, K, cache_dtype, rows=1):
         tokens = jnp.zeros((rows, slots), jnp.int32)
         return begin(params, trunk, mtp, last, tokens, ones, 100 * ones, controls, cfg=cfg, K=K)
 
-    params, controls = synthetic.random_model(cfg), make_controls([1.0] * rows, [5])
+    params = synthetic.random_model(cfg)
+    controls = make_controls([1.0] * rows, [5], step_ms=[1.0] * (K + 1), method=method)
     state = jax.eval_shape(start, jax.eval_shape(lambda: rope_of(cfg, slots)))
     loop = jax.jit(functools.partial(decode_loop, cfg=cfg), donate_argnums=1)
     return loop.lower(params, state, controls, MtpDrafter(), jnp.int32(1)).compile()
@@ -63,6 +65,19 @@ def test_no_cache_is_copied_or_converted_in_the_loop(K, rows, cache_dtype):
     found = whole_cache_operations(program.as_text(), f"{rows},{slots},{SMALL.key_heads},{SMALL.head_dim}")
     caches = 2 if K == 0 else 6  # keys and values: the trunk's layer; the MTP block's, in the first and deeper passes
     assert len(found) == caches, [line for *_, line in found]
+    assert_writes(found)
+
+
+def test_windows_of_several_widths_copy_no_cache_either():
+    """A conditional would copy what it hands through. Three widths of the trunk; three of catching up, and deeper."""
+    slots = 4096
+    text = compiled(slots, 3, "float16", method=Method(adaptive=True)).as_text()
+    found = whole_cache_operations(text, f"1,{slots},{SMALL.key_heads},{SMALL.head_dim}")
+    assert len(found) == 2 * 3 + 2 * 3 + 2, [line for *_, line in found]
+    assert_writes(found)
+
+
+def assert_writes(found):
     for name, kind, line in found:
         assert kind == "fusion", line
         assert name.startswith(("wrapped_scatter", "scatter")) or "dynamic-update-slice" in name, line

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scripted import ScriptedDrafter
 
-from sharpi_jax.decode.decoder import make_controls
+from sharpi_jax.decode.controls import make_controls
 from sharpi_jax.decode.draft import MtpDrafter
 from sharpi_jax.decode.generate import row_statistics
 from sharpi_jax.decode.options import DecodeOptions
@@ -236,7 +236,7 @@ def _row(state, row):
         state.next_token,
         state.window_hidden,
         state.finish,
-        state.accepted,
+        state.behind,
     ]
     own += jax.tree.leaves(state.counters)
     for layer in (*state.trunk.layers, state.mtp):

@@ -8,7 +8,8 @@ import models
 import pytest
 
 from sharpi_jax import checkpoint
-from sharpi_jax.decode.decoder import Decoder, make_controls
+from sharpi_jax.decode.controls import make_controls
+from sharpi_jax.decode.decoder import Decoder
 from sharpi_jax.decode.programs import Programs
 from sharpi_jax.quant import triton
 

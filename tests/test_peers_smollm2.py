@@ -14,7 +14,7 @@ from fixtures import DATA
 from peers import found, llama_server
 
 import sharpi_jax
-from sharpi_jax.decode.decoder import make_controls
+from sharpi_jax.decode.controls import make_controls
 from tools.peers.float32 import write_float32
 from tools.peers.server import DiedError
 

@@ -14,9 +14,11 @@ from reference import numpy_model
 from reference.numpy_decode import decode as plain_decode
 
 import sharpi_jax
-from sharpi_jax.decode.decoder import make_controls
+from sharpi_jax.decode.candidates import pick
+from sharpi_jax.decode.controls import make_controls
 from sharpi_jax.decode.options import AUTO_DRAFT_VOCAB, DecodeOptions
-from sharpi_jax.decode.shortlist import BUCKET, Shortlist, shortlist_ids
+from sharpi_jax.decode.shortlist import BUCKET, shortlist_ids
+from sharpi_jax.model import trunk
 from sharpi_jax.quant import FORMATS, pack, select_rows
 
 MODEL = "qwen35-tiny-f32"
@@ -78,13 +80,19 @@ def test_ties_go_to_the_lowest_id_and_what_fills_up_is_never_another():
     cfg = models.decoder(MODEL).cfg
     ids = shortlist_ids([250, 120, 77, 5], [[6, 299]], 300)
     head = select_rows(pack(rows.view(np.uint8), "F32", "t"), ids)
-    choose = jax.jit(lambda hidden: Shortlist(head, jnp.asarray(ids)).choose(cfg, hidden))
-    assert choose(rows[41][None, None]).tolist() == [[77]]
-    assert choose(rows[299][None, None]).tolist() == [[299]]  # the one that fills up
+    controls = make_controls([1.0], [])
+
+    @jax.jit
+    def choose(hidden):
+        logits = trunk.head(head, cfg, hidden)
+        return pick(logits, jnp.asarray(ids), 300, jnp.zeros(1, jnp.int32), jnp.int32(0), controls).token
+
+    assert choose(rows[41][None, None]).tolist() == [77]
+    assert choose(rows[299][None, None]).tolist() == [299]  # the one that fills up
     for hidden in rng.standard_normal((50, 64)).astype(np.float32):
         logits = rows.astype(np.float64) @ hidden
         likely = sorted({5, 6, 77, 299}, key=lambda i: -logits[i])
-        assert choose(hidden[None]).tolist() == likely[:1]
+        assert choose(hidden[None, None]).tolist() == likely[:1]
 
 
 # --- which tokens are common ------------------------------------------------------------------------------------------

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sharpi_jax.decode.controls import Controls, make_controls, method_of
 from sharpi_jax.decode.draft import MtpDrafter
 from sharpi_jax.decode.loop import decode_loop
 from sharpi_jax.decode.options import DecodeOptions
 from sharpi_jax.decode.prefill import begin, chunk_plan, prefill_mtp, prefill_trunk
 from sharpi_jax.decode.programs import Programs
 from sharpi_jax.decode.shortlist import Shortlist, shortlist_ids
-from sharpi_jax.decode.state import NO_TOKEN, Controls, DecodeState
+from sharpi_jax.decode.state import DecodeState
 from sharpi_jax.decode.step import Drafter
 from sharpi_jax.errors import OptionError
 from sharpi_jax.model.cache import KVCache, TrunkCache, init_kv_cache, init_trunk_cache
@@ -49,6 +50,8 @@ class Plan:
 
     Attributes:
       shortlist: [n], the tokens among which it drafts, as `shortlist_ids` has them; None for all.
+      think_ids: the tokens around thinking, where there is a budget for it.
+      step_ms: what steps cost by their drafts, [K+1], where their number is adaptive.
     """
 
     prompt: tuple[int, ...]
@@ -56,6 +59,15 @@ class Plan:
     K: int
     slots: int
     shortlist: np.ndarray | None
+    think_ids: tuple[int, int] | None = None
+    step_ms: tuple[float, ...] = ()
+
+    def controls(self, stop_ids: Sequence[int], *, traced: bool) -> Controls:
+        """Of the one row."""
+        options = self.options
+        method = method_of(options, drafting=self.K > 0, slots=self.slots)
+        more = {"options": options, "step_ms": self.step_ms, "think_ids": self.think_ids, "method": method}
+        return make_controls([options.spec_draft_p_min], stop_ids, traced=traced, **more)  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass
@@ -66,23 +78,33 @@ class Decoder:
     cfg: ModelConfig
     programs: Programs = dataclasses.field(default_factory=Programs)
 
-    def plan(self, prompt: Sequence[int], options: DecodeOptions, common: np.ndarray | None = None) -> Plan:
+    def plan(
+        self,
+        prompt: Sequence[int],
+        options: DecodeOptions,
+        common: np.ndarray | None = None,
+        think_ids: tuple[int, int] | None = None,
+    ) -> Plan:
         """Checks one run, before anything is compiled.
 
         Args:
           common: the tokens among which it drafts, beside those of the prompt; None for all.
+          think_ids: the tokens around thinking.
 
         Raises:
           OptionError: drafting is insisted on and the model has no head; the prompt is empty, does not fit, or holds an
-            id outside the vocabulary; or the context asked for is larger than the model's.
+            id outside the vocabulary, as may logit_bias; or the context asked for is larger than the model's.
         """
         if options.spec_type == "mtp" and not self.cfg.has_mtp:
             raise OptionError("spec_type is mtp, but the file has no MTP head; use spec_type auto or none.")
-        K = 0 if options.spec_type == "none" or not self.cfg.has_mtp else options.spec_draft_n_max
+        K = 0 if options.spec_type == "none" or not self.cfg.has_mtp else options.draft_length
+        wrong = next((i for i, _ in options.logit_bias if i >= self.cfg.vocab_size), None)
+        if wrong is not None:
+            raise OptionError(f"logit_bias: token id {wrong} is outside the vocabulary of {self.cfg.vocab_size}.")
         slots = self.slots(len(prompt), options.max_tokens, options.ctx_size)
         self.rows_of([prompt], slots)
         ids = shortlist_ids(common, [prompt], self.cfg.vocab_size) if K > 0 and common is not None else None
-        return Plan(tuple(map(int, prompt)), options, K, slots, ids)
+        return Plan(tuple(map(int, prompt)), options, K, slots, ids, think_ids)
 
     def drafter(self, shortlist: np.ndarray | None = None) -> MtpDrafter:
         """The MTP head over the tokens of a plan's shortlist, whose rows are gathered here."""
@@ -160,27 +182,6 @@ class Decoder:
                 raise OptionError(f"token id {wrong} is outside the vocabulary of {self.cfg.vocab_size}.")
             row[: len(prompt)] = prompt
         return tokens, np.asarray([len(p) for p in prompts], np.int32)
-
-
-def make_controls(
-    p_min: Sequence[float], stop_ids: Sequence[int], *, ignore_eos: bool = False, traced: bool = True
-) -> Controls:
-    """Controls for rows of the given p_min. With `ignore_eos` the stop ids do not stop and cannot be chosen.
-
-    Where nobody reads the last step's probabilities, `traced` may be false.
-    """
-    # A float32 program flushes smaller numbers to 0, which means "not set".
-    smallest = float(np.finfo(np.float32).tiny)
-    p_min = [max(p, smallest) if p > 0 else p for p in p_min]
-    none = np.full(max(len(stop_ids), 1), NO_TOKEN, np.int32)
-    ids = none.copy()
-    ids[: len(stop_ids)] = stop_ids
-    return Controls(
-        p_min=jnp.asarray(np.asarray(p_min, np.float32)),
-        stop_ids=jnp.asarray(none if ignore_eos else ids),
-        suppress_ids=jnp.asarray(ids if ignore_eos else none),
-        traced=jnp.asarray(traced),
-    )
 
 
 def _init(

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
-from sharpi_jax.decode.decoder import Decoder, Plan, make_controls
+from sharpi_jax.decode.decoder import Decoder, Plan
 from sharpi_jax.decode.programs import Programs
-from sharpi_jax.decode.state import FINISH_REASONS, DecodeState, LastStep
-from sharpi_jax.decode.stats import Statistics, StepRecord, Timing
+from sharpi_jax.decode.state import FINISH_REASONS, Counters, DecodeState, LastStep
+from sharpi_jax.decode.stats import Statistics, StepRecord, Timing, TokenLogProb
 
 SLICE_S = 0.1  # long enough to hide the host's share, short enough to read along
 
@@ -22,6 +22,7 @@ class Progress:
     Attributes:
       new_ids: tokens emitted by this slice. finish_reason: "" while the row runs.
       record: what the step did, when `stepwise`; None otherwise, and before the first.
+      logprobs: of the new tokens, one each; none unless they are asked for.
     """
 
     new_ids: tuple[int, ...]
@@ -29,6 +30,7 @@ class Progress:
     stats: Statistics
     timing: Timing
     record: StepRecord | None
+    logprobs: tuple[TokenLogProb, ...]
 
 
 def stream(decoder: Decoder, plan: Plan, stop_ids: Sequence[int], *, stepwise: bool = False) -> Iterator[Progress]:
@@ -38,7 +40,7 @@ def stream(decoder: Decoder, plan: Plan, stop_ids: Sequence[int], *, stepwise: b
     what the trace is made of; otherwise slices grow until each takes about SLICE_S.
     """
     options = plan.options
-    controls = make_controls([options.spec_draft_p_min], stop_ids, ignore_eos=options.ignore_eos, traced=stepwise)
+    controls = plan.controls(stop_ids, traced=stepwise)
     clock = _Clock(decoder.programs)
     drafter = decoder.drafter(plan.shortlist)
     state = decoder.prefill([plan.prompt], [options.max_tokens], plan.slots, controls, K=plan.K)
@@ -66,7 +68,11 @@ def stream(decoder: Decoder, plan: Plan, stop_ids: Sequence[int], *, stepwise: b
 
 def row_statistics(state: DecodeState, row: int) -> Statistics:
     """One row's counts, fetched from the device."""
-    counters = jax.device_get(state.counters)
+    return counted(jax.device_get(state.counters), row)
+
+
+def counted(counters: Counters, row: int) -> Statistics:
+    """One row's counts, of counters that were fetched."""
     accepted = counters.accepted_per_position[row]
     drafted = counters.drafted_per_position[row]
     by_argmax = int(counters.accepted_argmax[row])
@@ -105,19 +111,34 @@ def _progress(state: DecodeState, out: int, timing: Timing, *, stepped: bool) ->
         finish_reason=FINISH_REASONS[int(finish)],
         stats=row_statistics(state, 0),
         timing=timing,
-        record=_record(jax.device_get(state.last), int(next_token)) if stepped else None,
+        record=step_record(jax.device_get(state.last), int(next_token), 0) if stepped else None,
+        logprobs=_logprobs(state, tokens, start + out, end),
     )
 
 
-def _record(last: LastStep, next_token: int) -> StepRecord:
-    k = int(last.proposed[0])
+def _logprobs(state: DecodeState, tokens: np.ndarray, start: int, end: int) -> tuple[TokenLogProb, ...]:
+    """Of the tokens at positions [start, end)."""
+    if state.logprobs is None:
+        return ()
+    chosen, top_ids, top = (np.asarray(x[0, start:end]) for x in jax.tree.leaves(state.logprobs))
+    rows = zip(tokens[start:end], chosen, top_ids, top, strict=True)
+    return tuple(
+        TokenLogProb(int(token), float(own), tuple(zip(map(int, ids), map(float, values), strict=True)))
+        for token, own, ids, values in rows
+    )
+
+
+def step_record(last: LastStep, next_token: int, row: int) -> StepRecord:
+    """What a row's last step did, of which `next_token` is what it left; `last` was fetched from the device."""
+    k = int(last.proposed[row])
     return StepRecord(
-        position=int(last.position[0]),
-        token=int(last.token[0]),
-        drafts=tuple(map(int, last.drafts[0, :k])),
-        probabilities=tuple(map(float, last.probability[0, :k])),
-        argmax=tuple(map(bool, last.is_argmax[0, :k])),
-        accepted=int(last.accepted[0]),
-        passed=int(last.passed[0]),
+        position=int(last.position[row]),
+        token=int(last.token[row]),
+        drafts=tuple(map(int, last.drafts[row, :k])),
+        probabilities=tuple(map(float, last.probability[row, :k])),
+        argmax=tuple(map(bool, last.is_argmax[row, :k])),
+        accepted=int(last.accepted[row]),
+        passed=int(last.passed[row]),
         next_token=next_token,
+        choices=tuple(map(int, last.choices[row, : k + 1])),
     )

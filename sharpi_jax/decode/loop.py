@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sharpi_jax.decode.state import Controls, DecodeState
+from sharpi_jax.decode.controls import Controls
+from sharpi_jax.decode.state import DecodeState
 from sharpi_jax.decode.step import Drafter, decode_step
 from sharpi_jax.model.config import ModelConfig
 from sharpi_jax.model.params import ModelParams

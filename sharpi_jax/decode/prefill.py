@@ -7,8 +7,13 @@ there is drafting.
 import jax
 import jax.numpy as jnp
 
-from sharpi_jax.decode.state import Controls, DecodeState, finish_code, init_counters, init_last_step, suppress
-from sharpi_jax.decode.target import argmax
+from sharpi_jax.decode.adaptive import init_acceptance
+from sharpi_jax.decode.choices import choices_of
+from sharpi_jax.decode.controls import Controls
+from sharpi_jax.decode.logprobs import LogProbs, init_logprobs, write_logprobs
+from sharpi_jax.decode.shaping import Context
+from sharpi_jax.decode.state import DecodeState, finish_code, init_counters, init_last_step, pending_width
+from sharpi_jax.decode.target import Target
 from sharpi_jax.model.cache import KVCache, TrunkCache
 from sharpi_jax.model.config import ModelConfig
 from sharpi_jax.model.mtp import mtp_block
@@ -98,19 +103,33 @@ def begin(
       budget: [B], tokens to emit at most.
     """
     B, S = tokens.shape
-    logits = suppress(head(params.head, cfg, last), controls)
-    next_token = argmax(logits)
+    method = controls.method
+    context = Context(tokens, length, length, jnp.zeros((B, 1), jnp.int32), first=True)
+    choices = choices_of(head(params.head, cfg, last[:, None]), context, controls)
+    next_token = choices.choice[:, 0]
+    pending = pending_width(K, variable=method.variable)
     return DecodeState(
         tokens=tokens,
         prompt_length=length,
         length=length,
         budget=budget,
         next_token=next_token,
-        window_hidden=jnp.pad(last[:, None], ((0, 0), (0, K), (0, 0))),
-        accepted=jnp.zeros(B, jnp.int32),
+        window_hidden=jnp.pad(last[:, None], ((0, 0), (0, pending - 1), (0, 0))),
+        behind=jnp.zeros(B, jnp.int32),
         finish=finish_code(next_token, length, budget, S, controls),
         trunk=trunk_cache,
         mtp=mtp_cache,
         counters=init_counters(B, K),
         last=init_last_step(B, K),
+        acceptance=init_acceptance(B, K) if method.adaptive and K > 0 else None,
+        logprobs=_first_logprobs(choices.raw, next_token, length, S, method.logprobs),
     )
+
+
+def _first_logprobs(
+    raw: Target | None, token: jax.Array, length: jax.Array, slots: int, N: int | None
+) -> LogProbs | None:
+    """Those of the first token [B], which comes at `length` [B]."""
+    if raw is None or N is None:
+        return None
+    return write_logprobs(init_logprobs(len(token), slots, N), raw, token[:, None], length[:, None])

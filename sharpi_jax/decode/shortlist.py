@@ -11,9 +11,6 @@ import jax
 import numpy as np
 from flax import struct
 
-from sharpi_jax.decode.target import argmax
-from sharpi_jax.model.config import ModelConfig
-from sharpi_jax.model.trunk import head
 from sharpi_jax.quant import Weight
 
 BUCKET = 2048  # lengths are multiples of it, so that prompts of different lengths share one program
@@ -25,15 +22,11 @@ class Shortlist:
 
     Attributes:
       head: [n, D]. ids: [n] int32, the rows' token ids, never descending: so ties go to the lowest id, as in the whole
-        head. The last id fills up what is left of the bucket; of equal logits the first counts, and both are that id.
+        head. The last id fills up what is left of the bucket; `candidates` counts it once.
     """
 
     head: Weight
     ids: jax.Array
-
-    def choose(self, cfg: ModelConfig, hidden: jax.Array) -> jax.Array:
-        """The likeliest tokens of the list, [...] int32 of hidden [..., D]."""
-        return self.ids[argmax(head(self.head, cfg, hidden))]
 
 
 def shortlist_ids(common: np.ndarray, prompts: Sequence[Sequence[int]], vocab_size: int) -> np.ndarray | None:

@@ -3,8 +3,8 @@
 Invariants, between any two steps:
   - the trunk's caches cover exactly the positions [0, length); `next_token` is the certain token of position
     `length`: not in `tokens`, in no cache, not yet emitted;
-  - the MTP cache covers [0, length - accepted) from the trunk's hiddens; the entries of the last `accepted` positions
-    and of `length` are (re)written by the next draft's first pass, from `window_hidden`;
+  - the MTP cache covers [0, length - behind) from the trunk's hiddens; the entries of the last `behind` positions and
+    of `length` are (re)written by the next draft's first pass, from `window_hidden`;
   - an unfinished row can emit: its budget is at least 1, its next token is no stop token, its context has room;
   - a finished row never changes again.
 """
@@ -13,35 +13,13 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from sharpi_jax.decode.adaptive import Acceptance
+from sharpi_jax.decode.controls import Controls
+from sharpi_jax.decode.logprobs import LogProbs
 from sharpi_jax.model.cache import KVCache, TrunkCache
 
 RUNNING, STOP, LENGTH, CONTEXT = range(4)
 FINISH_REASONS = ("", "stop", "length", "context")
-
-
-@struct.dataclass
-class Controls:
-    """What steers a run without recompiling it.
-
-    Attributes:
-      p_min: [B] float32, acceptance threshold on the target's probability; values <= 0 mean 1.
-      stop_ids: [M] int32, tokens that end a row. suppress_ids: [M] int32, tokens whose logits are masked to -inf.
-        Unused places of both hold NO_TOKEN.
-      traced: bool scalar, whether probabilities of drafts are asked for where no p_min needs them.
-    """
-
-    p_min: jax.Array
-    stop_ids: jax.Array
-    suppress_ids: jax.Array
-    traced: jax.Array
-
-    @property
-    def wants_probabilities(self) -> jax.Array:
-        """Bool scalar: without them a step saves a pass of exp over its logits, and LastStep has NaN."""
-        return self.traced | jnp.any((self.p_min > 0) & (self.p_min < 1))
-
-
-NO_TOKEN = 2**31 - 1
 
 
 @struct.dataclass
@@ -56,7 +34,12 @@ class Counters:
 
 @struct.dataclass
 class LastStep:
-    """What the last step did, for the trace: position, token, proposed, passed, accepted [B]; the others [B, K]."""
+    """What the last step did, for the trace.
+
+    Attributes:
+      position, token, proposed, passed, accepted: [B]. drafts, probability, is_argmax: [B, K].
+      choices: [B, K+1], what the target by itself would emit at each position of the window.
+    """
 
     position: jax.Array
     token: jax.Array
@@ -66,6 +49,7 @@ class LastStep:
     drafts: jax.Array
     probability: jax.Array
     is_argmax: jax.Array
+    choices: jax.Array
 
 
 @struct.dataclass
@@ -76,10 +60,13 @@ class DecodeState:
       tokens: [B, S] int32, prompt and output up to `length`.
       prompt_length, length, budget: [B] int32; budget is what may still be emitted.
       next_token: [B] int32.
-      window_hidden: [B, K+1, D], the trunk's post-final-norm hiddens at positions length - accepted - 1 to length - 1,
-        in its first accepted + 1 entries.
-      accepted: [B] int32, drafts that the last step emitted.
+      window_hidden: [B, P, D], the trunk's post-final-norm hiddens at positions length - behind - 1 to length - 1, in
+        its first behind + 1 entries. P is K + 1 where every step drafts, else more (`pending_width`).
+      behind: [B] int32, emitted positions that the MTP cache has not seen the trunk's hidden of: the drafts that the
+        last step accepted, and all that steps without drafts emitted since.
       finish: [B] int32, an index of FINISH_REASONS.
+      acceptance: what is known of drafts by depth; None unless draft lengths are adaptive.
+      logprobs: None unless they are asked for.
     """
 
     tokens: jax.Array
@@ -88,12 +75,14 @@ class DecodeState:
     budget: jax.Array
     next_token: jax.Array
     window_hidden: jax.Array
-    accepted: jax.Array
+    behind: jax.Array
     finish: jax.Array
     trunk: TrunkCache
     mtp: KVCache | None
     counters: Counters
     last: LastStep
+    acceptance: Acceptance | None
+    logprobs: LogProbs | None
 
     @property
     def slots(self) -> int:
@@ -103,7 +92,7 @@ class DecodeState:
     @property
     def draft_length(self) -> int:
         """K."""
-        return int(self.window_hidden.shape[1]) - 1
+        return int(self.last.drafts.shape[1])
 
     @property
     def active(self) -> jax.Array:
@@ -116,6 +105,11 @@ class DecodeState:
         return self.length - self.prompt_length
 
 
+def pending_width(K: int, *, variable: bool) -> int:
+    """P, hiddens that wait for the MTP block: a window's, or where steps may do without drafts, two windows'."""
+    return 2 * (K + 1) if variable and K > 0 else K + 1
+
+
 def finish_code(
     next_token: jax.Array, length: jax.Array, budget: jax.Array, slots: int, controls: Controls
 ) -> jax.Array:
@@ -124,11 +118,6 @@ def finish_code(
     return jnp.where(
         budget <= 0, LENGTH, jnp.where(is_stop, STOP, jnp.where(length >= slots, CONTEXT, RUNNING))
     ).astype(jnp.int32)
-
-
-def suppress(logits: jax.Array, controls: Controls) -> jax.Array:
-    """Logits [..., V] with the suppressed ids at -inf; NO_TOKEN lies outside the vocabulary and is dropped."""
-    return logits.at[..., controls.suppress_ids].set(-jnp.inf, mode="drop")
 
 
 def init_counters(rows: int, K: int) -> Counters:
@@ -147,6 +136,7 @@ def init_last_step(rows: int, K: int) -> LastStep:
         drafts=_zeros(rows, K),
         probability=jnp.zeros((rows, K), jnp.float32),
         is_argmax=jnp.zeros((rows, K), bool),
+        choices=_zeros(rows, K + 1),
     )
 
 

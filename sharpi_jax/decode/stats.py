@@ -86,6 +86,7 @@ class StepRecord:
       accepted: how many drafts were emitted, from the first on.
       passed: how many drafts the rule let through; more than `accepted` only where a stop token cut them short.
       next_token: the certain token of the next step: the correction when a draft was rejected, else the bonus.
+      choices: what the target by itself would emit at each of the k+1 positions: its argmax, or its draw.
     """
 
     position: int
@@ -96,6 +97,23 @@ class StepRecord:
     accepted: int
     passed: int
     next_token: int
+    choices: tuple[int, ...]
 
     def as_dict(self) -> dict[str, Any]:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenLogProb:
+    """Natural log-probabilities at one emitted token, the model's own: before biases, penalties and temperature.
+
+    Attributes:
+      token: its id. logprob: of it. top: (id, log-probability) of the likeliest tokens, descending.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"token": self.token, "logprob": self.logprob, "top": [[i, value] for i, value in self.top]}

@@ -17,7 +17,8 @@ import numpy as np
 import optax
 from absl import app, flags
 
-from sharpi_jax.decode.decoder import Decoder, make_controls
+from sharpi_jax.decode.controls import make_controls
+from sharpi_jax.decode.decoder import Decoder
 from sharpi_jax.model.rope import RopeTable, rope_table
 from tools.demo_model.curve import log
 from tools.demo_model.data import FOLDER, corpus
