@@ -32,10 +32,10 @@ def attention(
 ) -> tuple[jax.Array, KVCache]:
     """One attention mixer: y [B, T, D] normed input -> ([B, T, D], cache with the window's valid positions written)."""
     B, T, _ = y.shape
-    q = _project(y, p.q, p.q_bias, cfg).reshape(B, T, cfg.heads, -1)
+    q = _project(y, p.q, p.q_bias, cfg, window).reshape(B, T, cfg.heads, -1)
     q, gate = jnp.split(q, 2, axis=-1) if cfg.gated else (q, None)
-    k = _project(y, p.k, p.k_bias, cfg).reshape(B, T, cfg.key_heads, cfg.head_dim)
-    v = _project(y, p.v, p.v_bias, cfg).reshape(B, T, cfg.key_heads, cfg.head_dim)
+    k = _project(y, p.k, p.k_bias, cfg, window).reshape(B, T, cfg.key_heads, cfg.head_dim)
+    v = _project(y, p.v, p.v_bias, cfg, window).reshape(B, T, cfg.key_heads, cfg.head_dim)
     if p.q_norm is not None and p.k_norm is not None:
         q, k = rms_norm(q, p.q_norm, cfg.norm_eps), rms_norm(k, p.k_norm, cfg.norm_eps)
     q, k = rotate(q, rope, window.positions), rotate(k, rope, window.positions)
@@ -45,11 +45,11 @@ def attention(
     mixed = _attend(q, window, cache).reshape(B, T, -1)
     if gate is not None:
         mixed = mixed * jax.nn.sigmoid(gate.reshape(B, T, -1))
-    return matmul(mixed, p.out, cfg.dtype), cache
+    return matmul(mixed, p.out, cfg.dtype, window.used), cache
 
 
-def _project(y: jax.Array, weight: Weight, bias: jax.Array | None, cfg: ModelConfig) -> jax.Array:
-    out = matmul(y, weight, cfg.dtype)
+def _project(y: jax.Array, weight: Weight, bias: jax.Array | None, cfg: ModelConfig, window: Window) -> jax.Array:
+    out = matmul(y, weight, cfg.dtype, window.used)
     return out if bias is None else out + bias[None, None]
 
 

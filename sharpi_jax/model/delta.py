@@ -25,9 +25,9 @@ def delta_net(
     prompt returns the DeltaState after its valid positions.
     """
     B, T, _ = y.shape
-    mixed = matmul(y, p.qkv, cfg.dtype)
-    beta = jax.nn.sigmoid(matmul(y, p.beta, cfg.dtype))
-    g = jax.nn.softplus(matmul(y, p.alpha, cfg.dtype) + p.dt[None, None]) * p.a[None, None]
+    mixed = matmul(y, p.qkv, cfg.dtype, window.used)
+    beta = jax.nn.sigmoid(matmul(y, p.beta, cfg.dtype, window.used))
+    g = jax.nn.softplus(matmul(y, p.alpha, cfg.dtype, window.used) + p.dt[None, None]) * p.a[None, None]
     inputs = jnp.concatenate([state.conv, mixed], axis=1)
     q, k, v = _split_heads(cfg, jax.nn.silu(_causal_conv(inputs, p.conv)))
 
@@ -42,8 +42,8 @@ def delta_net(
         count = jnp.sum(window.valid, axis=1, dtype=jnp.int32)
         new_state = DeltaState(conv_state_after(inputs, count, cfg.conv_taps), final)
 
-    o = rms_norm(o, p.norm, cfg.norm_eps).reshape(B, T, -1) * jax.nn.silu(matmul(y, p.gate, cfg.dtype))
-    return matmul(o, p.out, cfg.dtype), new_state
+    o = rms_norm(o, p.norm, cfg.norm_eps).reshape(B, T, -1) * jax.nn.silu(matmul(y, p.gate, cfg.dtype, window.used))
+    return matmul(o, p.out, cfg.dtype, window.used), new_state
 
 
 def state_after(before: DeltaState, window: DeltaWindow, count: jax.Array, taps: int) -> DeltaState:

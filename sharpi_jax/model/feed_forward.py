@@ -22,12 +22,13 @@ _PROMPT_BLOCK, _DECODE_BLOCK = 32, 4
 
 def feed_forward(p: FeedForwardParams | ExpertsParams, cfg: ModelConfig, y: jax.Array, window: Window) -> jax.Array:
     """y [B, T, D] normed input -> [B, T, D]."""
-    return swiglu(p, cfg, y) if isinstance(p, FeedForwardParams) else mixture_of_experts(p, cfg, y, window)
+    return swiglu(p, cfg, y, window.used) if isinstance(p, FeedForwardParams) else mixture_of_experts(p, cfg, y, window)
 
 
-def swiglu(p: FeedForwardParams, cfg: ModelConfig, y: jax.Array) -> jax.Array:
-    """down (silu(gate y) * up y) (Shazeer 2020): [..., D] -> [..., D]."""
-    return matmul(jax.nn.silu(matmul(y, p.gate, cfg.dtype)) * matmul(y, p.up, cfg.dtype), p.down, cfg.dtype)
+def swiglu(p: FeedForwardParams, cfg: ModelConfig, y: jax.Array, used: int | None = None) -> jax.Array:
+    """down (silu(gate y) * up y) (Shazeer 2020): [..., D] -> [..., D]; `used` as in `quant.matmul`."""
+    gate, up = (matmul(y, weight, cfg.dtype, used) for weight in (p.gate, p.up))
+    return matmul(jax.nn.silu(gate) * up, p.down, cfg.dtype, used)
 
 
 def mixture_of_experts(p: ExpertsParams, cfg: ModelConfig, y: jax.Array, window: Window) -> jax.Array:
@@ -48,7 +49,7 @@ def mixture_of_experts(p: ExpertsParams, cfg: ModelConfig, y: jax.Array, window:
     if p.shared is None:
         return out
     assert p.shared_gate is not None
-    return out + jax.nn.sigmoid(rows_dot(y, p.shared_gate[None])) * swiglu(p.shared, cfg, y)
+    return out + jax.nn.sigmoid(rows_dot(y, p.shared_gate[None])) * swiglu(p.shared, cfg, y, window.used)
 
 
 def _run_chosen(p: ExpertsParams, cfg: ModelConfig, y: jax.Array, chosen: jax.Array, size: int) -> jax.Array:

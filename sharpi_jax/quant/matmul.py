@@ -28,7 +28,7 @@ MOST_KERNEL_ROWS = 32
 Weight = Packed | Tiled
 
 
-def matmul(x: jax.Array, weight: Weight, dtype: str = "float32") -> jax.Array:
+def matmul(x: jax.Array, weight: Weight, dtype: str = "float32", used: int | None = None) -> jax.Array:
     """x W^T on dequantised weights.
 
     Args:
@@ -37,14 +37,18 @@ def matmul(x: jax.Array, weight: Weight, dtype: str = "float32") -> jax.Array:
       dtype: type of the operands; sums are always float32. "int8" means that the activations, in blocks of 32 with a
         float32 scale, meet the codes of block formats as whole numbers (llama.cpp's practice); plain floats are
         multiplied in float32 then.
+      used: of x [..., T, K] only the first `used` positions matter: the others may be left out, and give 0.
 
     Returns:
       [..., N] float32. Each row's bits are the same whatever the number of rows.
     """
     if isinstance(weight, Packed):
         return rows_dot(x, dequantise_packed(_tied_to(x, weight)), "float32" if dtype == "int8" else dtype)
-    rows = x.reshape(-1, x.shape[-1])
     engine = weight.engine if dtype != "bfloat16" else "xla"
+    if engine == "native" and used is not None and used < x.shape[-2]:
+        y = matmul(x[..., :used, :], weight, dtype)
+        return jnp.pad(y, ((0, 0),) * (y.ndim - 2) + ((0, x.shape[-2] - used), (0, 0)))
+    rows = x.reshape(-1, x.shape[-1])
     if engine == "native":
         y = native.matmul(rows, weight, int8=dtype == "int8")
     else:
