@@ -15,6 +15,7 @@ from sharpi_jax.cli import json_file, report
 from sharpi_jax.cli.main import main
 from sharpi_jax.cli.run_flags import check_run, parse_run
 from sharpi_jax.cli.trace import trace_line
+from sharpi_jax.decode.options import DecodeOptions
 from sharpi_jax.decode.stats import Statistics, StepRecord, Timing
 from sharpi_jax.errors import OptionError
 
@@ -37,18 +38,20 @@ def _token_text(token: int) -> str:
     ],
 )
 def test_trace_lines(accepted: int, passed: int, argmax: tuple[bool, ...], expected: str) -> None:
-    step = StepRecord(42, 1, (2, 3), (0.25, 0.00001), argmax, accepted, passed, 1)
+    choices = (*(d if own else 1 for d, own in zip((2, 3), argmax, strict=True)), 1)
+    step = StepRecord(42, 1, (2, 3), (0.25, 0.00001), argmax, accepted, passed, 1, choices)
     assert trace_line(step, _token_text) == f'[mtp] P=42 t1=1 " a" | {expected}'
 
 
 def test_trace_line_of_a_plain_step() -> None:
-    assert trace_line(StepRecord(7, 3, (), (), (), 0, 0, 2), _token_text) == '[mtp] P=7 t1=3 "é" | bonus=2 "\\n"'
+    assert trace_line(StepRecord(7, 3, (), (), (), 0, 0, 2, (2,)), _token_text) == '[mtp] P=7 t1=3 "é" | bonus=2 "\\n"'
 
 
 class FakeGeneration:
     """As much of a Generation as the report reads."""
 
     drafting = True
+    options = DecodeOptions()
     finish_reason = "length"
     timing = Timing(10, 0.5, 100, 2.0, 3.0)
 
@@ -172,9 +175,23 @@ def test_conversation(data_dir: Path, capsys: CapSys, monkeypatch: pytest.Monkey
         (["--spec_draft_vocab=9"], ["MTP: drafting up to 3 tokens per step, chosen among 9 of 512 and the prompt's"]),
         (
             ["--spec_draft_vocab=9", "--spec_draft_p_min=0.5"],
-            [..., ..., "--spec_draft_vocab=9 too can change the text: a lossy run depends on its drafts"],
+            [..., ..., "--spec_draft_vocab=9 too can change the text: such a run depends on its drafts"],
         ),
         (["--spec_draft_vocab=9", "--spec_draft_p_min=0.6"], [..., ...]),
+        (["--spec_draft_n_max=auto"], ["MTP: drafting up to 7 tokens per step as pays"]),
+        (
+            ["--spec_draft_n_max=auto", "--accept_rule=typical"],
+            [
+                ...,
+                "--accept_rule=typical is lossy: the text may be another than the model alone would write",
+                "--spec_draft_n_max=auto too can change the text: such a run depends on its drafts",
+            ],
+        ),
+        (
+            ["--accept_rule=block", "--temperature=1"],
+            [..., "--accept_rule=block keeps the distribution, but a seed gives other text than without drafts"],
+        ),
+        (["--temperature=1"], ["MTP: drafting up to 3 tokens per step"]),
         (["--spec_draft_p_min=0"], [..., "--spec_draft_p_min=0 means not set: taken as 1, which is exact"]),
         (["--spec_draft_p_min=0.5"], [..., "--spec_draft_p_min=0.5 is lossy: the text may leave the greedy path"]),
         (

@@ -1,5 +1,6 @@
 """The command line's flags: every spelling, every refusal and its exit status. Nothing here starts JAX."""
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from sharpi_jax.cli import inspect_file, run_flags
 from sharpi_jax.cli.main import main
 from sharpi_jax.cli.run_flags import RunFlags
 from sharpi_jax.cli.usage import UsageError
+from sharpi_jax.decode.options import DecodeOptions
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.cfg"))
 
@@ -140,7 +142,6 @@ def test_p_min_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("auto", "auto is not available yet"),
         ("0", "use --spec_type=none"),
         ("17", "1 to 16, or auto"),
         ("-1", "1 to 16, or auto"),
@@ -164,7 +165,64 @@ def test_draft_vocabulary(text: str, value: int | str) -> None:
 
 
 def test_draft_length_bounds() -> None:
-    assert [flags(f"--spec_draft_n_max={n}").options.spec_draft_n_max for n in (1, 16)] == [1, 16]
+    assert [flags(f"--spec_draft_n_max={n}").options.spec_draft_n_max for n in (1, 16, "auto")] == [1, 16, "auto"]
+
+
+SAMPLED = {
+    "temperature": 0.7,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "seed": 4294967295,
+    "repeat_penalty": 1.1,
+    "repeat_last_n": -1,
+    "min_tokens": 4,
+    "max_thinking_tokens": 0,
+    "logprobs": 5,
+    "accept_rule": "typical",
+    "typical_epsilon": 0.2,
+    "typical_alpha": 0.5,
+    "threshold_single": 0.9,
+    "threshold_acc": 0.8,
+    "spec_draft_stop_p": 0.4,
+    "spec_draft_stop_top_k": 10,
+    "spec_draft_n_min": 2,
+}
+
+
+def test_sampling_flags_reach_the_options() -> None:
+    found = flags(*(f"--{name}={value}" for name, value in SAMPLED.items())).options
+    assert {name: getattr(found, name) for name in SAMPLED} == SAMPLED
+    biases = flags("--logit_bias=15043+1.5", "--logit-bias", "7-inf", "--logit_bias=3-.5").options.logit_bias
+    assert biases == ((15043, 1.5), (7, -math.inf), (3, -0.5))
+    assert flags("--temp", "0.5", "-s", "9").options == DecodeOptions(temperature=0.5, seed=9)
+    assert flags("--draft-min=1").options.spec_draft_n_min == 1
+    assert flags().options == DecodeOptions()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--temperature=hot"], "must be a number of at least 0"),
+        (["--temperature=-0.1"], "must be a number of at least 0"),
+        (["--temperature=nan"], "must be a number of at least 0"),
+        (["--temperature=inf"], "must be a number of at least 0"),
+        (["--top_p=1.1"], "must be a number from 0 to 1"),
+        (["--top_k=-1"], "must be 0 to"),
+        (["--repeat_penalty=0"], "must be a number above 0"),
+        (["--threshold_acc=0"], "must be a number above 0, at most 1"),
+        (["--logit_bias=15043"], "must be a token id and a signed number"),
+        (["--logit_bias=15043+inf"], "must be a token id and a signed number"),
+        (["--logit_bias=a+1"], "must be a token id and a signed number"),
+        (["--accept_rule=medusa"], "must be one of auto, greedy_p_min"),
+        (["--temperature=1", "--spec_draft_p_min=0.2"], "spec_draft_p_min below 1 is a rule for greedy decoding"),
+        (["--temperature=1", "--accept_rule=relaxed"], "relaxed is defined for greedy decoding alone"),
+        (["--accept_rule=block"], "block draws tokens, which takes a temperature above 0"),
+        (["--spec_draft_n_max=2", "--spec_draft_n_min=3"], "more than the 2 drafts"),
+    ],
+)
+def test_sampling_flags_refused(argv: list[str], message: str) -> None:
+    assert message in refusal(*argv)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +270,8 @@ def test_refusals(argv: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--temperature=0.7"], "unknown flag --temperature"),
-        (["--temperature", "0.7"], "unknown flag --temperature"),
+        (["--mirostat=2"], "unknown flag --mirostat"),
+        (["--mirostat", "2"], "unknown flag --mirostat"),
         (["--spec-draft-pmin=1"], "did you mean --spec_draft_p_min?"),
         (["--promt=x"], "did you mean --prompt?"),
         (["--max=4"], "did you mean --max_tokens?"),
@@ -263,7 +321,7 @@ def test_flagfiles_nest(flagfile: Callable[[str], str], tmp_path: Path) -> None:
 
 
 def test_flagfiles_with_faults(flagfile: Callable[[str], str], tmp_path: Path) -> None:
-    assert "unknown flag --temperature" in refusal(f"--flagfile={flagfile('--temperature=1')}")
+    assert "unknown flag --mirostat" in refusal(f"--flagfile={flagfile('--mirostat=1')}")
     assert "--name=value" in refusal(f"--flagfile={flagfile('--prompt two words')}")
     assert "Is a directory" in refusal(f"--flagfile={tmp_path}")
     binary = tmp_path / "binary.cfg"
@@ -292,7 +350,7 @@ def test_there_are_configs() -> None:
     [
         (["--model=", "--prompt=x"], "flag --model needs a path; without the flag the embedded demo model runs."),
         (["--spec_draft_p_min=nan", "--model=x"], "flag --spec_draft_p_min=nan: must be a number from 0 to 1."),
-        (["decode"], "unknown subcommand 'decode'; the subcommands are run, inspect, perplexity, bench."),
+        (["decode"], "unknown subcommand 'decode'; the subcommands are run, inspect, perplexity, bench, eval."),
         (["x.gguf"], "did you mean --model=x.gguf?"),
         (["run", "x.gguf"], "unexpected argument 'x.gguf'; did you mean --model=x.gguf?"),
         (["inspect"], "inspect takes one file, not 0"),

@@ -13,8 +13,13 @@ from absl import flags
 from sharpi_jax.cli.usage import UsageError
 
 # Other programs' names for our flags, already with underscores; translated only where they are no flags themselves.
-SHORT_NAMES = {"-h": "help", "-m": "model", "-p": "prompt", "-n": "max_tokens", "-c": "ctx_size"}
-LONG_NAMES = {"n_predict": "max_tokens", "draft_max": "spec_draft_n_max"}
+SHORT_NAMES = {"-h": "help", "-m": "model", "-p": "prompt", "-n": "max_tokens", "-c": "ctx_size", "-s": "seed"}
+LONG_NAMES = {
+    "n_predict": "max_tokens",
+    "temp": "temperature",
+    "draft_max": "spec_draft_n_max",
+    "draft_min": "spec_draft_n_min",
+}
 
 
 def normalise(argv: Sequence[str], known: flags.FlagValues) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sharpi_jax.cli import report
 from sharpi_jax.cli.run_flags import RunFlags
 from sharpi_jax.cli.terminal import note, printable, write_text
-from sharpi_jax.cli.trace import trace_line
+from sharpi_jax.cli.trace_colour import note_step
 from sharpi_jax.errors import OptionError, SharpiError
 
 if TYPE_CHECKING:  # api imports JAX, and `--help` must not
@@ -97,7 +97,7 @@ def _reply(model: Model, flags: RunFlags, prompt: str) -> str:
             write_text(piece)
 
     def on_step(step: StepRecord) -> None:
-        note(trace_line(step, model.tokenizer.token_text))
+        note_step(step, model.tokenizer.token_text, report.rule_label(flags.options))
 
     try:
         generation = model.generate(

@@ -11,6 +11,7 @@ from sharpi_jax.cli.terminal import count, note, write_text
 
 if TYPE_CHECKING:  # api imports JAX, and `--help` must not
     from sharpi_jax.api import Generation, Model
+    from sharpi_jax.decode.options import DecodeOptions
 
 
 def is_comparison(flags: RunFlags) -> bool:
@@ -32,27 +33,28 @@ def compare(model: Model, flags: RunFlags, prompt: str | tuple[int, ...]) -> Non
     if drafted.output_ids != plain.output_ids:
         note("with MTP on the text is another:")
         write_text(f"{shown}{drafted.text}\n")
-    for line in _comparison(plain, drafted, exact=flags.options.spec_draft_p_min > 0.5):
+    for line in _comparison(plain, drafted, flags.options):
         note(line)
 
 
-def _comparison(plain: Generation, drafted: Generation, *, exact: bool) -> list[str]:
+def _comparison(plain: Generation, drafted: Generation, options: DecodeOptions) -> list[str]:
     off, on = plain.timing, drafted.timing
     ratio = f", {on.decode_tokens_per_s / off.decode_tokens_per_s:.2f} times" if off.decode_tokens_per_s else ""
     return [
         f"MTP off:  {report.rate(off.decode_tokens, off.decode_s)}",
         f"MTP on:   {report.rate(on.decode_tokens, on.decode_s)}{ratio}",
-        f"outputs:  {_verdict(plain.output_ids, drafted.output_ids, exact=exact)}",
+        f"outputs:  {_verdict(plain.output_ids, drafted.output_ids, options)}",
         *report.drafting(drafted),
         f"compile:  {off.compile_s + on.compile_s:.2f} s, not counted above",
         report.finish(drafted),
     ]
 
 
-def _verdict(plain: tuple[int, ...], drafted: tuple[int, ...], *, exact: bool) -> str:
+def _verdict(plain: tuple[int, ...], drafted: tuple[int, ...], options: DecodeOptions) -> str:
     if plain == drafted:
         return f"identical, all {count(len(plain), 'token')}"
     pairs = enumerate(zip(plain, drafted, strict=False))
     same = next((at for at, (a, b) in pairs if a != b), min(len(plain), len(drafted)))
-    why = "which must not happen: please report it" if exact else "as a lossy --spec_draft_p_min allows"
+    cause = "a lossy --spec_draft_p_min" if options.rule == "greedy_p_min" else f"--accept_rule={options.rule}"
+    why = "which must not happen: please report it" if options.same_text else f"as {cause} allows"
     return f"different from output token {same + 1} on, {why}"

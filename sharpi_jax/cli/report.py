@@ -10,6 +10,7 @@ from sharpi_jax.cli.terminal import count
 
 if TYPE_CHECKING:  # api imports JAX, and `--help` must not
     from sharpi_jax.api import Generation, Model
+    from sharpi_jax.decode.options import DecodeOptions
 
 # With this many drafts and none accepted, chance is no excuse: the head does not belong to the trunk, or is misread.
 DEAD_HEAD_DRAFTS = 64
@@ -25,7 +26,8 @@ def notices(flags: RunFlags, model: Model) -> list[str]:
     if drafting:
         among = options.draft_vocab(model.config.vocab_size)
         shortlist = f", chosen among {among} of {model.config.vocab_size} and the prompt's" if among else ""
-        lines.append(f"MTP: drafting up to {count(options.spec_draft_n_max, 'token')} per step{shortlist}")
+        adaptive = " as pays" if options.spec_draft_n_max == "auto" else ""
+        lines.append(f"MTP: drafting up to {count(options.draft_length, 'token')} per step{adaptive}{shortlist}")
     elif options.spec_type == "none":
         lines.append("MTP: off (--spec_type=none)")
     else:
@@ -35,11 +37,25 @@ def notices(flags: RunFlags, model: Model) -> list[str]:
         lines.append("--spec_draft_p_min=0 means not set: taken as 1, which is exact")
     elif drafting and p_min <= 0.5:
         lines.append(f"--spec_draft_p_min={p_min:g} is lossy: the text may leave the greedy path")
-        if among:
-            lines.append(f"--spec_draft_vocab={among} too can change the text: a lossy run depends on its drafts")
     elif drafting and p_min < 1:
         lines.append(f"--spec_draft_p_min={p_min:g} is the same as 1: two tokens cannot both exceed one half")
+    if drafting and options.accept_rule != "auto":
+        lines += _rule_notices(options)
+    if drafting and not options.same_text:
+        changed = [f"--spec_draft_vocab={among}"] if among else []
+        changed += ["--spec_draft_n_max=auto"] if options.spec_draft_n_max == "auto" else []
+        changed += ["--spec_draft_stop_p"] if options.spec_draft_stop_p else []
+        lines += [f"{flag} too can change the text: such a run depends on its drafts" for flag in changed]
     return lines
+
+
+def _rule_notices(options: DecodeOptions) -> list[str]:
+    """What a rule that was chosen does to the text."""
+    if options.lossy:
+        return [f"--accept_rule={options.rule} is lossy: the text may be another than the model alone would write"]
+    if not options.same_text:
+        return [f"--accept_rule={options.rule} keeps the distribution, but a seed gives other text than without drafts"]
+    return []
 
 
 def statistics(generation: Generation) -> list[str]:
@@ -73,10 +89,15 @@ def drafting(generation: Generation) -> list[str]:
     )
     return [
         f"accepted: {stats.accepted}/{stats.drafted} ({stats.acceptance_rate:.1%}), "
-        f"{stats.accepted_argmax} by argmax, {stats.accepted_p_min} by p_min",
+        f"{stats.accepted_argmax} by argmax, {stats.accepted_p_min} by {rule_label(generation.options)}",
         f"by draft: {by_position}",
         f"length:   {stats.mean_accepted_length:.2f} tokens per step on average, {count(stats.steps, 'step')}",
     ]
+
+
+def rule_label(options: DecodeOptions) -> str:
+    """What accepts a draft that is not the target's argmax, in a word."""
+    return "p_min" if options.rule == "greedy_p_min" else options.rule
 
 
 def finish(generation: Generation) -> str:
@@ -118,6 +139,8 @@ def document(flags: RunFlags, generation: Generation) -> dict[str, Any]:
         "options": options,
         "stats": generation.stats.as_dict() | generation.timing.as_dict(),
     }
+    if flags.options.logprobs is not None:
+        result["logprobs"] = [token.as_dict() for token in generation.logprobs]
     return result | ({"steps": [step.as_dict() for step in generation.steps]} if flags.trace else {})
 
 

@@ -14,7 +14,7 @@ from sharpi_jax.cli.flagset import answered
 from sharpi_jax.cli.prompt import read_prompt
 from sharpi_jax.cli.run_flags import SECTIONS, RunFlags, check_run, parse_run
 from sharpi_jax.cli.terminal import note, write_text
-from sharpi_jax.cli.trace import trace_line
+from sharpi_jax.cli.trace_colour import note_step
 from sharpi_jax.cli.usage import UsageError
 
 if TYPE_CHECKING:  # api imports JAX, and `--help` must not
@@ -29,6 +29,7 @@ usage: sharpi-jax                              the embedded demo model, with MTP
        sharpi-jax inspect FILE.gguf [--tensors] [--metadata]
        sharpi-jax perplexity --model=FILE.gguf --file=TEXT [flags]
        sharpi-jax bench --model=FILE.gguf [flags]
+       sharpi-jax eval --model=FILE.gguf --prompts=FILE.jsonl --report_dir=FOLDER [flags]
 
 examples:
   sharpi-jax --model=model.gguf --prompt="Once upon a time" --spec_draft_n_max=3    greedy, exact
@@ -74,7 +75,7 @@ def _once(model: Model, flags: RunFlags, prompt: str | tuple[int, ...]) -> None:
             note(line)
 
     def on_step(step: StepRecord) -> None:
-        note(trace_line(step, model.tokenizer.token_text))
+        note_step(step, model.tokenizer.token_text, report.rule_label(flags.options))
 
     # With a trace the text comes whole at the end: on a terminal the two would tear each other apart.
     streaming = flags.output_json != "-" and not flags.trace

@@ -14,20 +14,22 @@ from absl import flags
 
 from sharpi_jax.assets import DEMO_MODEL
 from sharpi_jax.cli.flagset import Choice, Flag, Integer, Parsed, Section, parse
+from sharpi_jax.cli.sampling_flags import ACCEPTANCE, DRAFT_STOP, SAMPLING, sampling_values
 from sharpi_jax.cli.usage import UsageError
-from sharpi_jax.decode.options import AUTO_DRAFT_VOCAB, MAX_DRAFT, SPEC_TYPES, DecodeOptions
+from sharpi_jax.decode.options import AUTO_DRAFT_VOCAB, AUTO_MAX_DRAFT, MAX_DRAFT, SPEC_TYPES, DecodeOptions
+from sharpi_jax.errors import OptionError
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 LOAD_FLAGS = ("dtype", "cache_dtype", "act_quant", "engine")  # of api.load
 PROMPT_FLAGS = ("prompt", "prompt_file", "prompt_ids")
 
 
-class DraftLength(flags.ArgumentParser[int]):
+class DraftLength(flags.ArgumentParser[int | str]):
     """An integer from 1 to 16, or the word auto."""
 
-    def parse(self, argument: str) -> int:
+    def parse(self, argument: str) -> int | str:
         if argument == "auto":
-            raise ValueError(f"auto is not available yet, give an integer from 1 to {MAX_DRAFT}")
+            return argument
         try:
             length = int(argument, 10)
         except ValueError:
@@ -161,6 +163,7 @@ SECTIONS = (
             Flag("trace_mtp", "a line per step on standard error: drafts and verdicts (or SHARPI_TRACE_MTP=1)"),
         ),
     ),
+    SAMPLING,
     Section(
         "Speculation by the model's own MTP head",
         (
@@ -173,7 +176,8 @@ SECTIONS = (
             ),
             Flag(
                 "spec_draft_n_max",
-                f"drafts per step, 1 to {MAX_DRAFT} (--draft-max); auto is reserved",
+                f"drafts per step, 1 to {MAX_DRAFT} (--draft-max); auto chooses for every step, 0 to {AUTO_MAX_DRAFT}, "
+                "by what was accepted and by what steps cost here, which the first run measures",
                 "N",
                 DraftLength(),
                 "3",
@@ -198,8 +202,10 @@ SECTIONS = (
                 DraftVocabulary(),
                 "auto",
             ),
+            *DRAFT_STOP,
         ),
     ),
+    ACCEPTANCE,
     Section(
         "Machine",
         (
@@ -290,7 +296,6 @@ def check_run(parsed: Parsed, environ: Mapping[str, str] = os.environ) -> RunFla
         raise UsageError("flag --model needs a path; without the flag the embedded demo model runs.")
     check_paths(values)
     _check_prompt(values)
-    p_min = values["spec_draft_p_min"]
     return RunFlags(
         **{name: values[name] for name in (*PROMPT_FLAGS, "chat", "system_prompt", "thinking")},
         **{name: values[name] for name in ("mtp_model", "output_json", "platform", "threads", "compile_cache")},
@@ -299,17 +304,22 @@ def check_run(parsed: Parsed, environ: Mapping[str, str] = os.environ) -> RunFla
         load={name: values[name] for name in LOAD_FLAGS},
         stop=tuple(values["stop"] or ()),
         trace=values["trace_mtp"] or environ.get("SHARPI_TRACE_MTP") == "1",
-        options=DecodeOptions(
-            max_tokens=values["max_tokens"],
-            spec_type=_spec_type(parsed, environ),
-            spec_draft_n_max=values["spec_draft_n_max"],
-            spec_draft_p_min=p_min or 1.0,
-            spec_draft_vocab=values["spec_draft_vocab"],
-            ctx_size=values["ctx_size"],
-            ignore_eos=values["ignore_eos"],
-        ),
-        p_min_unset=p_min == 0,
+        options=_options(values, _spec_type(parsed, environ)),
+        p_min_unset=values["spec_draft_p_min"] == 0,
     )
+
+
+def _options(values: Mapping[str, Any], spec_type: str) -> DecodeOptions:
+    names = ("max_tokens", "spec_draft_n_max", "spec_draft_vocab", "ctx_size", "ignore_eos")
+    try:
+        return DecodeOptions(
+            spec_type=spec_type,
+            spec_draft_p_min=values["spec_draft_p_min"] or 1.0,
+            **{name: values[name] for name in names},
+            **sampling_values(values),
+        )
+    except OptionError as error:  # flags that contradict each other
+        raise UsageError(str(error)) from None
 
 
 def _check_prompt(values: Mapping[str, Any]) -> None:
@@ -339,7 +349,7 @@ def _spec_type(parsed: Parsed, environ: Mapping[str, str]) -> str:
 
 
 def _unexpected(argument: str, model: str | None) -> str:
-    if argument in ("run", "inspect", "perplexity", "bench"):
+    if argument in ("run", "inspect", "perplexity", "bench", "eval"):
         return f"the subcommand {argument} must come first."
     if not model and argument.endswith(".gguf"):
         return f"unexpected argument {argument!r}; did you mean --model={argument}?"
