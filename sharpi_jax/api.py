@@ -1,27 +1,46 @@
-"""The facade that joins checkpoint and decode: `load`, then `Model.generate`, `.score`, `.perplexity` and `.speed`."""
+"""The facade that joins checkpoint and decode: `load`, then `Model.generate`, `.score`, `.perplexity`, `.speed` and
+`.evaluate`."""
 
-import bisect
 import dataclasses
+import functools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sharpi_jax import checkpoint, kernel
 from sharpi_jax.assets import DEMO_MODEL
-from sharpi_jax.checkpoint.detokenizer import StreamingDetokenizer
+from sharpi_jax.checkpoint.output_text import OutputText
 from sharpi_jax.decode.decoder import Decoder, Plan
 from sharpi_jax.decode.generate import stream
 from sharpi_jax.decode.options import MAX_DRAFT, DecodeOptions
 from sharpi_jax.decode.score import Scores, score
-from sharpi_jax.decode.stats import Statistics, StepRecord, Timing
+from sharpi_jax.decode.stats import Statistics, StepRecord, Timing, TokenLogProb
 from sharpi_jax.errors import OptionError
 from sharpi_jax.evaluate import Perplexity, Speed, measure_speed, perplexities, text_windows
+from sharpi_jax.evaluate.costs import with_step_costs
+from sharpi_jax.evaluate.evaluation import (
+    Bench,
+    Compilations,
+    make_tasks,
+    slots_of,
+    sweep_details,
+    token_ids_of,
+)
+from sharpi_jax.evaluate.prompts import Prompt
+from sharpi_jax.evaluate.report import write_report
+from sharpi_jax.evaluate.results import CostModel, Evaluation
+from sharpi_jax.evaluate.summary import summarise
+from sharpi_jax.evaluate.sweep import Progress, Sweep
+from sharpi_jax.evaluation_files import default_prompts, evaluate_tasks, read_prompts
 from sharpi_jax.quant import choose_engine
 
 DTYPES = ("float32", "bfloat16")
 ACT_QUANTS = ("none", "q8")
 CACHE_DTYPES = ("float32", "float16", "bfloat16")
+THINK_TOKENS = ("<think>", "</think>")
 PERPLEXITY_WINDOW = 512  # tokens: llama.cpp's default, with which published figures are made
 
 
@@ -30,13 +49,16 @@ class Generation:
     """The result of one run.
 
     Attributes:
+      options: what was asked for.
       output_ids: what was emitted, never a stop token. text: its text, without a stop string and what follows it.
       finish_reason: "stop" (a stop token or stop string), "length" (max_tokens) or "context" (no room left).
       drafting: whether the MTP head drafted; draft_vocab: among how many tokens, None without.
       steps: one record per step, only when traced.
+      logprobs: of each of output_ids, only when options.logprobs asks for them.
       ctx_size: cache slots that were allocated.
     """
 
+    options: DecodeOptions
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     text: str
@@ -46,6 +68,7 @@ class Generation:
     stats: Statistics
     timing: Timing
     steps: tuple[StepRecord, ...]
+    logprobs: tuple[TokenLogProb, ...]
     ctx_size: int
 
 
@@ -107,22 +130,26 @@ class Model:
         if any(not s for s in stop):
             raise OptionError("a stop string is empty; give at least one character.")
         prompt_ids = self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
-        plan = self.decoder.plan(prompt_ids, options, self._common(options))
+        plan = self.decoder.plan(prompt_ids, options, self._common(options), self._think_ids(options))
         if on_start is not None:
             on_start()
+        plan = with_step_costs(self.decoder, plan, int(os.environ.get("NPROC") or os.cpu_count() or 1))
         stepwise = trace or on_step is not None
-        text = _Text(self.tokenizer, stop, on_text)
+        text = OutputText(self.tokenizer, stop, options.min_tokens, on_text)
         steps: list[StepRecord] = []
+        logprobs: list[TokenLogProb] = []
         for progress in stream(self.decoder, plan, self.tokenizer.stop_ids, stepwise=stepwise):
             if progress.record is not None:
                 steps.append(progress.record)
                 if on_step is not None:
                     on_step(progress.record)
+            logprobs += progress.logprobs
             text.push(progress.new_ids)
             if text.stopped:
                 break
         text.finish()
         return Generation(
+            options=options,
             prompt_ids=tuple(prompt_ids),
             output_ids=tuple(text.ids),
             text=text.text,
@@ -132,6 +159,7 @@ class Model:
             stats=progress.stats,
             timing=progress.timing,
             steps=tuple(steps) if trace else (),
+            logprobs=tuple(logprobs[: len(text.ids)]),
             ctx_size=plan.slots,
         )
 
@@ -211,6 +239,61 @@ class Model:
             on_round=on_round,
         )
 
+    def evaluate(
+        self,
+        prompts: Sequence[Prompt | str] | None = None,
+        sweep: Sweep | None = None,
+        *,
+        report_dir: str | Path | None = None,
+        cost: CostModel | None = None,
+        details: Sequence[tuple[str, str]] = (),
+        on_fault: Callable[[str], None] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Evaluation:
+        """Decodes every prompt with every setting of a sweep, beside greedy decoding: what is gained, what is lost.
+
+        Args:
+          prompts: those of a file (`read_prompts`), or texts; None for the built-in ones.
+          report_dir: a folder for the report, and for results.jsonl, which a run that was interrupted goes on from;
+            None writes nothing.
+          cost: other hardware to predict a speed-up for. details: further lines of the report's head.
+          on_fault: called with a sentence for each prompt that cannot be decoded, which is left out; without it, the
+            first of them is refused.
+
+        Raises:
+          OptionError: a prompt cannot be decoded, the model has no MTP head, or the folder cannot be used.
+        """
+        sweep = sweep or Sweep()
+        given = default_prompts(self.path) if prompts is None else prompts
+        tasks = make_tasks(given, self._prompt_ids, sweep, self.decoder, on_fault)
+        options = DecodeOptions(sweep.max_tokens, spec_draft_p_min=min(sweep.p_min))
+        stop_ids, text_of = tuple(self.tokenizer.stop_ids), functools.partial(self.tokenizer.decode, continues=True)
+        bench = Bench(self.decoder, stop_ids, text_of, self._common(options), slots_of(self.decoder, tasks))
+        compiled = Compilations(self.decoder.programs)
+        show = on_progress or (lambda progress: None)
+        results, timings = evaluate_tasks(bench, tasks, sweep, self.path.name, report_dir, show)
+        evaluation = Evaluation(
+            model=self.path.name,
+            results=tuple(results),
+            summaries=summarise(results, timings, cost=cost),
+            cost=cost or CostModel(),
+            token_texts={
+                i: self.tokenizer.token_bytes(i).decode(errors="backslashreplace") for i in token_ids_of(results)
+            },
+            compilations=compiled.count,
+            details=(*details, *sweep_details(tasks, sweep, bench, compiled)),
+        )
+        if report_dir is not None:
+            write_report(report_dir, evaluation)
+        return evaluation
+
+    def _prompt_ids(self, prompt: Prompt) -> Sequence[int]:
+        if prompt.messages is not None:
+            if self.chat_template is None:
+                raise OptionError("it has messages, but the model file has no chat template; give it as text.")
+            return self.tokenizer.encode_prompt(self.chat_template.render(prompt.messages))
+        return prompt.prompt_ids or self.tokenizer.encode_prompt(prompt.text or "")
+
     @property
     def _exact(self) -> Decoder:
         """What is measured is never rounded for speed; where nothing is, programs are shared."""
@@ -220,6 +303,22 @@ class Model:
         """The tokens among which to draft, beside those of the prompt; None for all."""
         common = options.draft_vocab(self.config.vocab_size)
         return None if common is None else self.tokenizer.draft_ids(common)
+
+    def _think_ids(self, options: DecodeOptions) -> tuple[int, int] | None:
+        """The tokens around thinking, where there is a budget for it.
+
+        Raises:
+          OptionError: the model has no such tokens.
+        """
+        if options.max_thinking_tokens is None:
+            return None
+        opening, closing = (self.tokenizer.encode(text) for text in THINK_TOKENS)
+        if len(opening) != 1 or len(closing) != 1:
+            raise OptionError(
+                f"max_thinking_tokens needs a model with the tokens {' and '.join(THINK_TOKENS)}, and {self.path.name} "
+                "has none; leave it out."
+            )
+        return opening[0], closing[0]
 
     def _draft_vocab(self, plan: Plan) -> int | None:
         if plan.K == 0:
@@ -270,54 +369,17 @@ def load(
     return Model(checkpoint.read(path, mtp_model, on_progress, engine), dtype, cache_dtype, act_quant, notes)
 
 
-class _Text:
-    """Collects ids and text, holds back what may become a stop string, and cuts both where one appears."""
+def evaluate(
+    model: Model | str | Path = DEMO_MODEL,
+    prompts: str | Path | Sequence[Prompt | str] | None = None,
+    sweep: Sweep | None = None,
+    **options: Any,
+) -> Evaluation:
+    """Evaluates a model, or one in a file, on prompts, or those of a JSONL file: see `Model.evaluate`.
 
-    def __init__(
-        self, tokenizer: checkpoint.Tokenizer, stop: Sequence[str], on_text: Callable[[str], None] | None
-    ) -> None:
-        self._detokenizer = StreamingDetokenizer(tokenizer)
-        self._stop = tuple(stop)
-        self._on_text = on_text or (lambda piece: None)
-        self._shown = 0
-        self._ends: list[int] = []  # length of the text after each id
-        self.ids: list[int] = []
-        self.text = ""
-        self.stopped = False
-
-    def push(self, ids: Sequence[int]) -> None:
-        for token in ids:
-            piece = self._detokenizer.push([token])
-            self.ids.append(token)
-            self._ends.append(len(self.text) + len(piece))
-            self._add(piece)
-            if self.stopped:
-                return
-
-    def finish(self) -> None:
-        if not self.stopped:
-            self._add(self._detokenizer.finish())
-        self._show(len(self.text))
-
-    def _add(self, piece: str) -> None:
-        # A stop string may have begun in text that is already held, but not in text that was shown.
-        self.text += piece
-        found = [at for s in self._stop if (at := self.text.find(s, self._shown)) >= 0]
-        if found:
-            self.text = self.text[: min(found)]
-            self.stopped = True
-            # The fewest ids whose text holds all that is kept of the text.
-            del self.ids[bisect.bisect_left(self._ends, len(self.text)) + 1 if self.text else 0 :]
-        else:
-            self._show(len(self.text) - self._held())
-
-    def _held(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        longest = max((len(s) for s in self._stop), default=1) - 1
-        ends = range(min(longest, len(self.text) - self._shown), 0, -1)
-        return next((n for n in ends if any(s.startswith(self.text[-n:]) for s in self._stop)), 0)
-
-    def _show(self, end: int) -> None:
-        if end > self._shown:
-            self._on_text(self.text[self._shown : end])
-            self._shown = end
+    Raises:
+      CheckpointError: the file cannot be used. OptionError: the prompts or an option cannot be used.
+    """
+    loaded = model if isinstance(model, Model) else load(model)
+    given = read_prompts(prompts)[0] if isinstance(prompts, str | Path) else prompts
+    return loaded.evaluate(given, sweep, **options)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import sharpi_jax
-from sharpi_jax.api import _Text
+from sharpi_jax.checkpoint.output_text import OutputText
 from sharpi_jax.decode.options import DecodeOptions
 
 NAME = "qwen35-tiny-f32"
@@ -31,7 +31,7 @@ def test_multi_byte_characters_across_tokens_blocks_and_the_end():
     for cut in range(len(ids) + 1):
         for end in range(cut, len(ids) + 1):
             pieces = []
-            text = _Text(tokenizer, (), pieces.append)
+            text = OutputText(tokenizer, (), 0, pieces.append)
             text.push(ids[:cut])
             text.push(ids[cut:end])
             text.finish()

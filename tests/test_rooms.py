@@ -17,15 +17,17 @@ MAY_IMPORT = {
     "quant": {"errors", "kernel"},
     "model": {"errors", "kernel", "quant"},
     "decode": {"errors", "quant", "model"},
-    "evaluate": {"errors", "quant", "model", "decode"},
+    "evaluate": {"errors", "version", "folders", "quant", "model", "decode"},
     "checkpoint": {"errors", "quant", "model"},
-    "api": {"errors", "assets", "kernel", "quant", "model", "decode", "evaluate", "checkpoint"},
-    "cli": {"errors", "assets", "folders", "version", "api", "checkpoint", "decode", "evaluate"},
+    "evaluation_files": {"errors", "version", "assets", "evaluate"},
+    "api": {"errors", "assets", "kernel", "quant", "model", "decode", "evaluate", "checkpoint", "evaluation_files"},
+    "cli": {"errors", "assets", "folders", "version", "api", "checkpoint", "decode", "evaluate", "evaluation_files"},
     "__init__": {"errors", "version", "api", "decode", "evaluate"},
     "__main__": {"cli"},
 }
 # Types and small host-side modules that the command line shares with the library; none of them decodes.
-CLI_MAY_USE = {"decode.options", "decode.stats", "evaluate.perplexity", "evaluate.speed"}
+CLI_MAY_USE = {"decode.options", "decode.stats", "evaluate.perplexity", "evaluate.speed", "evaluate.report.palette"}
+CLI_MAY_USE |= {"evaluate.prompts", "evaluate.results", "evaluate.sweep", "evaluate.report.table"}
 CLI_MAY_USE |= {"checkpoint", "checkpoint.describe", "checkpoint.gguf_file"}
 
 

@@ -38,11 +38,18 @@ def _bench(argv: Sequence[str]) -> int:
     return bench.main(argv)
 
 
+def _eval(argv: Sequence[str]) -> int:
+    from sharpi_jax.cli import eval as evaluation
+
+    return evaluation.main(argv)
+
+
 SUBCOMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "inspect": _inspect,
     "perplexity": _perplexity,
     "bench": _bench,
+    "eval": _eval,
 }
 
 
