@@ -73,6 +73,15 @@ def test_penalties_see_the_window_before_a_position(K):
     assert generate(max_tokens=48).output_ids != plain.output_ids
 
 
+def test_a_bias_is_added_once():
+    """To the second likeliest token: three quarters of what it lacks change nothing, five quarters do."""
+    logits = models.model(NAME).score(PROMPT).logits[-1]
+    first, second = np.argsort(-logits)[:2].tolist()
+    lacks = float(logits[first] - logits[second])
+    chosen = [generate(max_tokens=1, logit_bias=((second, share * lacks),)).output_ids for share in (0.75, 1.25)]
+    assert chosen == [(first,), (second,)]
+
+
 def test_draws_follow_the_distribution_of_the_models_logits():
     """The first token of 2,000 seeds against float64 probabilities of what `score` says."""
     options = {"temperature": 1.3, "top_k": 12, "top_p": 0.95, "min_p": 0.01}
@@ -177,6 +186,9 @@ def test_no_stop_token_before_min_tokens(monkeypatch):
     stop = greedy[3]
     monkeypatch.setattr(model.tokenizer, "stop_ids", (stop,))
     assert generate(max_tokens=40).output_ids == greedy[: greedy.index(stop)]
+    first = greedy.index(stop)  # as many tokens are out before it
+    assert generate(max_tokens=40, min_tokens=first).output_ids == greedy[:first]
+    assert len(generate(max_tokens=40, min_tokens=first + 1).output_ids) > first
     for least in (5, 12):
         runs = [generate(max_tokens=40, min_tokens=least, spec_type=s) for s in ("none", "mtp")]
         assert runs[0].output_ids == runs[1].output_ids
